@@ -20,6 +20,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -102,9 +103,10 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def add_out(parser: argparse.ArgumentParser, page: str, json_too: bool = True) -> None:
     """Adds `--out`, the page to write; `page` is the one in docs/results that the script makes."""
-    beside = ", and its figures to the same name with .json" if json_too else ""
+    beside = " and its figures to the same name with .json" if json_too else ""
     parser.add_argument("--out", type=Path, metavar="FILE",
-                        help=f"write the page to FILE{beside} (docs/results/{page}); without it, it is only printed")
+                        help=f"write the page to FILE{beside} (as docs/results/{page}); without this option, the page is only "
+                             "printed")
 
 
 def add_threads(parser: argparse.ArgumentParser, default: int = 2) -> None:
@@ -125,7 +127,7 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def require(*modules: str, requirements: Path = BENCH / "requirements.txt") -> None:
-    """Ends the script with an error that names the module if one of these cannot be imported."""
+    """Ends the script with an error that names the packages if one of these modules cannot be imported."""
     missing = [PACKAGES.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if not missing:
         return
@@ -227,7 +229,7 @@ def read_embeddings(path: Path):
         """The values of one tensor; bf16 as f32."""
         entry = tensor_of(header, path, name)
         if entry["dtype"] not in dtypes:
-            fail(f"{path}: '{name}' is {entry['dtype']}; this reads {', '.join(dtypes)}")
+            fail(f"{path}: '{name}' is {entry['dtype']}; supported are {', '.join(dtypes)}")
         begin, end = entry["data_offsets"]
         values = np.frombuffer(data[start + begin:start + end], dtypes[entry["dtype"]]).reshape(entry["shape"])
         # NumPy has no bf16, which is the upper half of an f32: its bits are moved there, and zeros fill the lower half.
@@ -281,7 +283,8 @@ def write_embeddings(path: Path, features, labels, classes: Sequence[str], items
 # --- The machine --------------------------------------------------------------------------------------
 
 QUIET_LOAD = 0.3
-"""A load average above this disturbs what is measured."""
+"""A page says that the machine was not quiet if the load average before the start was above this. An idle machine has up
+to 0.2; a program on one core adds 1."""
 
 
 def cpu_model() -> str:
@@ -323,8 +326,8 @@ def machine_sentence(machine: dict, versions: dict[str, str], threads: int) -> s
     noisy = "" if load <= QUIET_LOAD else " **(the machine was not quiet)**"
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"{machine['cpu']} ({', '.join(machine['instruction_sets'])}), {machine['cores']} cores of which "
-        f"{threads} used, {machine['memory_gb']} GB; {named}. "
+        f"{machine['cpu']} ({', '.join(machine['instruction_sets'])}), {threads} of {machine['cores']} cores used, "
+        f"{machine['memory_gb']} GB; {named}. "
         f"{machine['date']}, load average before the start {load}{noisy}."
     )
 
@@ -412,12 +415,16 @@ def start_server(
     """
     command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
                *shlex.split(arguments.serve)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=before)
+    # A file, because a pipe that no process reads would block the server.
+    messages = tempfile.TemporaryFile("w+")
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, preexec_fn=before)
     address = server.stdout.readline().strip()
     port = address.rpartition(":")[2]
     if not port.isdigit():
         server.terminate()
-        fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
+        server.wait()
+        messages.seek(0)
+        fail(f"the server did not start: {' '.join(map(str, command))}\n{messages.read().strip()}")
     return server, int(port)
 
 
@@ -427,7 +434,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, int | None]:
 
     def milliseconds(share: float) -> int | None:
         """The time that this share of the requests did not exceed; None without requests."""
-        return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else None
+        return round(1000 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]) if ordered else None
 
     return {"p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99),
             "longest_ms": milliseconds(1)}

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""Audit support sets whose wrong labels are known, with `trueshot audit`, cosine weights and cleanlab, and write
-the table.
+"""Audit support sets whose wrong labels are known, with `trueshot audit`, the method `cosine` and cleanlab, and write the
+table.
 
     cargo build --release --examples
     python bench/measure/audit.py --cifar-fs TEST VAL --cub TEST TEST --omniglot TEST VAL \\
         --python VENV/bin/python --out audit.md
 
-Every data set takes two embeddings files: the classes that sets are drawn from, and the classes that outliers come
-from. The example program `audit_quality` of the library evaluates `trueshot audit` (under the key
-`relabel`) and cosine weights, and bench/peers/cleanlab_scores.py evaluates cleanlab on the first of the same sets. Writes the table of
-docs/results/audit.md (the text of that page is written by hand) and its figures as JSON.
+Every data set takes two embeddings files: one with the classes that support sets are drawn from, and one with the classes
+that outliers come from. docs/results/heads-commands.md and bench/peers/onnxruntime_features.py make them.
 
-docs/results/heads-commands.md and bench/peers/onnxruntime_features.py make the embeddings. VENV is a virtual
-environment with bench/requirements.txt installed; --no-cleanlab needs no packages. Takes about 20 minutes, most of it
-for cleanlab.
+Programs that score the sets:
+  audit      `trueshot audit`, run by the example program `audit_quality` of the library (key `relabel` in its output)
+  cosine     the method `cosine`, run by the same program
+  cleanlab   bench/peers/cleanlab_scores.py, on the first --cleanlab-sets of the same sets
+
+Writes the table of docs/results/audit.md, where the columns are explained, and its figures as JSON; the text of that page
+is written by hand. VENV is a virtual environment with bench/requirements.txt installed; --no-cleanlab needs no packages.
+Takes about 20 minutes, most of it for cleanlab.
 """
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Types of noise with their shares of wrong labels in percent, in the form of `--noise`.
 NOISES = ["symmetric=20,40", "paired=40", "outlier=40"]
+# The data sets: the name of the argument, and the name in the table.
 DATA = {"cifar_fs": "CIFAR-FS", "cub": "CUB", "omniglot": "Omniglot"}
 
 
@@ -42,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sets", type=benchlib.positive, default=1000, metavar="N",
                         help="support sets per row [default: %(default)s]")
     parser.add_argument("--cleanlab-sets", type=benchlib.positive, default=200, metavar="N",
-                        help="how many of them cleanlab scores [default: %(default)s]")
+                        help="support sets per row that cleanlab scores [default: %(default)s]")
     parser.add_argument("--program", type=benchlib.built_program, default=benchlib.target("examples", "audit_quality"),
                         metavar="FILE", help="the example program [default: the one in target/release/examples]")
     arguments = parser.parse_args()
@@ -53,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def quality(arguments: argparse.Namespace, files: list[Path], shots: int, noises: list[str], sets: int,
             folder: str | None = None) -> list[dict]:
-    """The output of the example program, one JSON object per setting; it writes the sets to `folder`."""
+    """The output of the example program, one JSON object per setting. With `folder`, it also writes the sets there."""
     command = [arguments.program, *files, "--shots", str(shots), "--sets", str(sets)]
     for noise in noises:
         command += ["--noise", noise]
@@ -73,7 +78,7 @@ def cleanlab(arguments: argparse.Namespace, files: list[Path], shots: int) -> li
 
 
 def measure(arguments: argparse.Namespace, name: str) -> list[dict]:
-    """All rows of one data set."""
+    """The figures of one data set, one dictionary per row of the table."""
     files, rows = getattr(arguments, name), []
     # Omniglot has 20 drawings per class: too few for 10 shots, 10 replacements and 10 queries.
     for shots in (5,) if name == "omniglot" else (5, 10):
@@ -97,7 +102,6 @@ def table(rows: list[dict]) -> str:
 
     head = ["data", "shots", "noise", "audit", "cosine", "cleanlab", "ECE", "decided", "right", "relabelled right",
             "answers right", "their ECE", "unknown"]
-    rule = ["---", "---:", "---", *["---:"] * 10]
     lines = []
     for row in rows:
         # The number of items with the verdict "relabel", and of those whose suggested class is right. The keys are JSON
@@ -112,7 +116,8 @@ def table(rows: list[dict]) -> str:
             f"{100 * row['accuracy']:.1f} %", f"{row['answer_calibration_error']:.3f}",
             f"{row['unknown_auroc_within_sets']:.4f}",
         ])
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines]) + "\n"
+    # The first three columns describe the setting; their alignment is that of text.
+    return benchlib.table(head, lines, left=3) + "\n"
 
 
 def main() -> None:

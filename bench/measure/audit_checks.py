@@ -3,14 +3,18 @@
 
     python bench/measure/audit_checks.py cub.safetensors flowers.safetensors --foreign caltech.safetensors --out checks.md
 
-Each argument is an embeddings file with right labels. Up to three tables are written:
+Each argument is an embeddings file with right labels. All collections have five classes. Writes up to three tables, which
+docs/results/audit-grid.md contains:
 
-Stability: collections with 20 % wrong labels of four types are audited again with their rows in random order, without one
-random item, and with relative noise of 1e-4 on the rows. The table shows how much P(wrong) changes: the maximum for the
-random order, and the 99th percentile for the other two.
-Other domain (only with --foreign): 10 % of the items are replaced by items of that file. The table shows how many of them
-get the verdict "none of these", how many get any verdict of a wrong label, and how many of the other items get one.
-Clean: no label is wrong. The table shows how many items are called wrong and how many unsure. Needs numpy.
+  stability      collections with 20 % wrong labels of four types are audited again with their rows in random order, without
+                 one random item, and with relative noise of 1e-4 on the rows. The table shows how much P(wrong) changes:
+                 the maximum for the random order, and the 99th percentile for the other two
+  other domain   (only with --foreign) 10 % of the items are replaced by items of that file. The table shows the share of
+                 these that get the verdict "outlier" ("none of these"), the share that get any verdict of a wrong label
+                 ("called wrong"), and the share of the other items that are called wrong
+  clean          no label is wrong. The table shows the shares of items that are called wrong and that are called unsure
+
+Needs numpy.
 """
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def chosen_rows(drawn: Drawn, rows) -> Drawn:
 
 
 def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
-    """Changes of P(wrong): the largest after reordering, and the 99th percentiles after removing one item and after
+    """Absolute changes of P(wrong): the largest after reordering, and the 99th percentiles after removing one item and after
     adding noise."""
     import numpy as np
 
@@ -54,24 +58,24 @@ def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[flo
     for number, noise in enumerate(("symmetric", "paired", "dependent", "outlier")):
         rng = np.random.default_rng([arguments.seed, number])
         drawn = audit_evidence.draw(rng, bank, CLASSES, items, noise, 0.2)
-        before = p_wrong(arguments.trueshot, drawn)
-        order = rng.permutation(len(before))
-        order_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, order)) - before[order]))
-        for removed in rng.choice(len(before), arguments.removals, replace=False):
-            others = np.delete(np.arange(len(before)), removed)
-            removal_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, others)) - before[others]))
+        original = p_wrong(arguments.trueshot, drawn)
+        order = rng.permutation(len(original))
+        order_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, order)) - original[order]))
+        for removed in rng.choice(len(original), arguments.removals, replace=False):
+            others = np.delete(np.arange(len(original)), removed)
+            removal_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, others)) - original[others]))
         noisy = drawn.rows * (1 + 1e-4 * rng.normal(size=drawn.rows.shape)).astype(np.float32)
-        noise_changes.append(np.abs(p_wrong(arguments.trueshot, replace(drawn, rows=noisy)) - before))
-    changes = [np.concatenate(changes) for changes in (order_changes, removal_changes, noise_changes)]
-    return [float(changes[0].max()), *(float(np.quantile(change, 0.99)) for change in changes[1:])]
+        noise_changes.append(np.abs(p_wrong(arguments.trueshot, replace(drawn, rows=noisy)) - original))
+    percentiles = [float(np.quantile(np.concatenate(changes), 0.99)) for changes in (removal_changes, noise_changes)]
+    return [float(np.concatenate(order_changes).max()), *percentiles]
 
 
 def other_domain(arguments: argparse.Namespace, bank: Bank, foreign: Bank, items: int) -> list[float]:
-    """The shares of foreign items called none of these, of foreign items called wrong, and of other items called
-    wrong."""
+    """The shares of foreign items with the verdict "outlier", of foreign items called wrong, and of other items called
+    wrong. Foreign items come from the bank `foreign`."""
     import numpy as np
 
-    # Foreign items called none of these, called wrong, and in total; other items called wrong, and in total.
+    # Foreign items with the verdict "outlier", called wrong, and in total; other items called wrong, and in total.
     counts = np.zeros(5)
     for number in range(arguments.draws):
         rng = np.random.default_rng([arguments.seed, number])
@@ -91,20 +95,24 @@ def clean(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
     for number in range(arguments.draws):
         drawn = audit_evidence.draw(np.random.default_rng([arguments.seed, number]), bank, CLASSES, items, "symmetric", 0)
         verdicts += [item["verdict"] for item in audited(arguments.trueshot, drawn)]
-    called = np.array(verdicts)
-    return [float(np.isin(called, CALLED_WRONG).mean()), float((called == "unsure").mean())]
+    return [float(np.isin(verdicts, CALLED_WRONG).mean()), float((np.array(verdicts) == "unsure").mean())]
 
 
 def main() -> None:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("banks", type=benchlib.existing_file, nargs="+", metavar="FILE", help="embeddings to draw from")
-    parser.add_argument("--foreign", type=benchlib.existing_file, help="embeddings of another domain, of the same dimension")
-    parser.add_argument("--items", type=numbers, default=[5, 10, 20, 50, 200], help="items per class, separated by commas")
-    parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per row of the tables of other domains and of clean labels")
-    parser.add_argument("--removals", type=benchlib.positive, default=5, help="items removed from each collection, one at a time")
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--foreign", type=benchlib.existing_file, metavar="FILE",
+                        help="embeddings of another domain, of the same dimension")
+    parser.add_argument("--items", type=numbers, default=[5, 10, 20, 50, 200], metavar="N,..",
+                        help="items per class, separated by commas [default: 5,10,20,50,200]")
+    parser.add_argument("--draws", type=benchlib.positive, default=10, metavar="N",
+                        help="collections per row of the tables of other domains and of clean labels [default: %(default)s]")
+    parser.add_argument("--removals", type=benchlib.positive, default=5, metavar="N",
+                        help="items removed from each collection, one at a time [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed [default: %(default)s]")
     benchlib.add_trueshot(parser)
-    benchlib.add_out(parser, "audit-checks.md", json_too=False)
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="write the tables to FILE; without this option, they are only printed")
     arguments = parser.parse_args()
     benchlib.require("numpy")
     banks = [Bank.of(path.stem, *benchlib.read_embeddings(path)[:2]) for path in arguments.banks]
@@ -112,14 +120,22 @@ def main() -> None:
     cases = [(bank, items) for bank, items in cases if len(bank.classes) >= CLASSES]
     if not cases:
         benchlib.fail(f"no file has {CLASSES} classes of {min(arguments.items)} items: choose smaller --items")
+    foreign = None
+    if arguments.foreign:
+        foreign = Bank.of(arguments.foreign.stem, *benchlib.read_embeddings(arguments.foreign)[:2])
+        # Before the first audit, as this would fail only after the table of stability.
+        for bank, _ in cases:
+            if bank.rows.shape[1] != foreign.rows.shape[1]:
+                benchlib.fail(f"--foreign {arguments.foreign} has rows of {foreign.rows.shape[1]} values, and {bank.name} of "
+                              f"{bank.rows.shape[1]}; both files must have the same dimension")
 
     def percent(share: float) -> str:
         """A share from 0 to 1 in percent."""
         return f"{100 * share:.1f} %"
 
     def rows(measure, show) -> list[list[str]]:
-        """A row of a table per data set and number of items: the figures of `measure(bank, items)`, as `show` writes
-        them."""
+        """One table row per data set and number of items per class: the figures of `measure(bank, items)`, formatted by
+        `show`."""
         lines = []
         for bank, items in cases:
             lines.append([bank.name, str(items), *map(show, measure(bank, items))])
@@ -127,13 +143,14 @@ def main() -> None:
         return lines
 
     head = ["data", "items", "another order, largest", "one item less", "noise of 1e-4"]
-    page = [benchlib.table(head, rows(lambda *case: stability(arguments, *case), lambda change: f"{change:.4f}"))]
-    if arguments.foreign:
-        foreign = Bank.of(arguments.foreign.stem, *benchlib.read_embeddings(arguments.foreign)[:2])
-        pairs = rows(lambda bank, items: other_domain(arguments, bank, foreign, items), percent)
-        page.append(benchlib.table(["data", "items", "none of these", "called wrong", "others called wrong"], pairs))
-    page.append(benchlib.table(["data", "items", "called wrong", "unsure"], rows(lambda *case: clean(arguments, *case), percent)))
-    benchlib.publish(arguments.out, "\n\n".join(page) + "\n")
+    tables = [benchlib.table(head, rows(lambda *case: stability(arguments, *case), lambda change: f"{change:.4f}"))]
+    if foreign:
+        head = ["data", "items", "none of these", "called wrong", "others called wrong"]
+        shares = rows(lambda bank, items: other_domain(arguments, bank, foreign, items), percent)
+        tables.append(benchlib.table(head, shares))
+    head = ["data", "items", "called wrong", "unsure"]
+    tables.append(benchlib.table(head, rows(lambda *case: clean(arguments, *case), percent)))
+    benchlib.publish(arguments.out, "\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,22 +5,32 @@
     python bench/measure/audit_grid.py letters.safetensors --classes 5 --items 5,30 --noise outlier --draws 20
 
 Each argument is an embeddings file with right labels. From every file, for every number of classes, items per class and type
-of noise, collections are drawn and a share of their labels is made wrong. All programs score the same collections. Peers:
-`cleanlab` with each of its three scores, on the out-of-fold probabilities of a logistic regression on rows of unit length;
-`logistic`, the negative log-probability of the given label by the same regression; `neighbours`, the share of the ten
-nearest rows with another label. Columns of the page: average precision of finding wrong labels with trueshot and with the
-best peer of the cell, the paired difference with its 95 % interval, the expected calibration error of P(wrong) in 15 bins,
-the expected number of wrong labels over the true one; of the items that a repair would change at the default certainty, the
-share with a wrong label ("planned right"), and their number of wrong labels relative to that of all items with P(wrong) of
-at least 0.5 ("of found"); and how many suggested labels are right. Writes the tables of docs/results/audit-grid.md; the text
-of that page is written by hand. Needs numpy, scikit-learn and cleanlab; without peers, only numpy and scikit-learn.
+of noise, collections are drawn and a share of their labels is made wrong. All programs score the same collections.
+
+Peers:
+  cleanlab     each of its three scores, on the out-of-fold probabilities of a logistic regression on rows of unit length
+  logistic     the negative log-probability of the given label by the same regression
+  neighbours   the share of the ten nearest rows with another label
+  SelfClean    its ranking of label errors by the distances to the nearest row with the same and with another label (Gröger
+               et al., "Intrinsic Self-Supervision for Data Quality Audits", NeurIPS 2024)
+
+Columns of the page:
+  trueshot, best peer   average precision of finding wrong labels, with trueshot and with the best peer of the cell
+  difference            trueshot minus that peer, paired, with its 95 % interval
+  ECE                   expected calibration error of P(wrong) in 15 bins
+  expected / true       the expected number of wrong labels over the true one
+  planned right         of the items that a repair would change at the default certainty, the share with a wrong label
+  of found              their number of wrong labels relative to that of all items with P(wrong) of at least 0.5
+  suggestions right     the share of the suggested labels that are right
+
+Writes the tables of docs/results/audit-grid.md; the text of that page is written by hand. Needs numpy, scikit-learn and
+cleanlab; with --no-regression or --no-peers, only numpy and scikit-learn.
 """
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -59,34 +69,33 @@ def audited(program: Path, drawn: Drawn) -> list[dict]:
         np.save(rows, drawn.rows)
         np.save(labels, drawn.given.astype(np.int64))
         command = [program, "audit", rows, "--labels-of-rows", labels, "--format", "json", "--neighbours", "0"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    if done.returncode:
-        benchlib.fail(done.stderr)
-    return json.loads(done.stdout)["items"]
+        return json.loads(benchlib.output(command))["items"]
 
 
-def peers(drawn: Drawn) -> dict[str, object]:
+def peers(drawn: Drawn, regression: bool = True) -> dict[str, object]:
     """The scores of each peer, `[items]`, larger for labels that are probably wrong.
 
-    If a class has one item, only the neighbours: a cross-validated regression needs two.
+    Without `regression`, and if a class has one item, only `neighbours` and `SelfClean`: a cross-validated regression needs
+    two items per class.
     """
     import numpy as np
-    from cleanlab.rank import get_label_quality_scores
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
-    # Neighbours by the cosine of centred rows. -2 is below all cosines: an item is no neighbour of itself.
+    # Neighbours by the cosine of centred rows. -2 is below all cosines, so that an item is not a neighbour of itself.
     rows = drawn.rows - drawn.rows.mean(0)
     rows = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
     cosines = rows @ rows.T
     np.fill_diagonal(cosines, -2)
-    nearest = np.argsort(-cosines, axis=1)[:, :10]
+    nearest = np.argsort(-cosines, axis=1)[:, :min(10, len(rows) - 1)]
     scores: dict[str, object] = {"neighbours": (drawn.given[nearest] != drawn.given[:, None]).mean(1)}
+    scores["SelfClean"] = selfclean(drawn)
     # A collection may have lost a class to noise: the regression needs classes without gaps in their numbers.
     labels = np.unique(drawn.given, return_inverse=True)[1]
     smallest = int(np.bincount(labels).min())
-    if smallest < 2:
+    if smallest < 2 or not regression:
         return scores
+    from cleanlab.rank import get_label_quality_scores
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
     unit = drawn.rows / (np.linalg.norm(drawn.rows, axis=1, keepdims=True) + 1e-12)
     folds = StratifiedKFold(min(5, smallest), shuffle=True, random_state=0)
     probabilities = cross_val_predict(LogisticRegression(C=10.0, max_iter=200), unit, labels, cv=folds, method="predict_proba")
@@ -96,9 +105,25 @@ def peers(drawn: Drawn) -> dict[str, object]:
     return scores
 
 
+def selfclean(drawn: Drawn):
+    """SelfClean's scores of label errors, `[items]`, from 0 to 1: d² / (d² + e²) with the cosine distances d and e to the
+    nearest item with the same and with another label. The package itself returns one minus that."""
+    import numpy as np
+
+    rows = drawn.rows / (np.linalg.norm(drawn.rows, axis=1, keepdims=True) + 1e-12)
+    distances = np.maximum(0, 1 - rows @ rows.T)
+    same = drawn.given[:, None] == drawn.given
+    others = ~same
+    np.fill_diagonal(same, False)
+    nearest_other = np.where(others, distances, np.inf).min(1)
+    # An item alone in its class gets the distance to its farthest item instead of `nearest_same`.
+    nearest_same = np.where(same.any(1), np.where(same, distances, np.inf).min(1), distances.max(1))
+    return nearest_same**2 / (nearest_same**2 + nearest_other**2 + 1e-12)
+
+
 def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
-    """The average precisions of the peers: those in --peers-file, if an earlier run scored the same collection, whose
-    `key` has its settings and a digest; otherwise computed. `wrong` says which labels are wrong."""
+    """The average precisions of the peers: read from --peers-file if it contains `key`, the settings and a digest of the
+    collection; otherwise computed. `wrong` says which labels are wrong."""
     from sklearn.metrics import average_precision_score
 
     if arguments.no_peers:
@@ -108,7 +133,8 @@ def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: 
     for line in known:
         if line["key"] == key:
             return line["average_precisions"]
-    precisions = {name: float(average_precision_score(wrong, scores)) for name, scores in peers(drawn).items()}
+    scores = peers(drawn, regression=not arguments.no_regression)
+    precisions = {name: float(average_precision_score(wrong, values)) for name, values in scores.items()}
     if path:
         with path.open("a") as file:
             file.write(json.dumps({"key": key, "average_precisions": precisions}) + "\n")
@@ -129,8 +155,8 @@ def calibration_error(bins: list[list[float]]) -> float:
     return sum(abs(expected - wrong) for _, expected, wrong in bins) / sum(count for count, _, _ in bins)
 
 
-def together(results: list[dict]) -> dict:
-    """Sums and means over several cells. `behind` counts the cells in which a peer is better, with the whole interval
+def summarise(results: list[dict]) -> dict:
+    """Sums and means over several cells. `peer_ahead` counts the cells in which a peer is better, with the whole interval
     of the difference on its side."""
     import numpy as np
 
@@ -143,7 +169,7 @@ def together(results: list[dict]) -> dict:
         "trueshot": float(np.mean([result["average_precision"]["trueshot"] for result in results])),
         "best_peer": float(np.mean(peers)) if peers else None,
         # `difference` is the mean and half of its interval; their sum is the upper end.
-        "behind": sum(bool(result["best_peer"]) and sum(result["difference"]) < 0 for result in results),
+        "peer_ahead": sum(bool(result["best_peer"]) and sum(result["difference"]) < 0 for result in results),
         "calibration_error": calibration_error(bins),
         "worst_large_cell": max(large, default=None),
         "expected_over_true": sum(expected for _, expected, _ in bins) / sum(wrong for _, _, wrong in bins),
@@ -209,7 +235,8 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
     }  # fmt: skip
     if best is not None:
         difference = np.array(complete["trueshot"]) - np.array(complete[best])
-        # The standard error of the mean difference; 1.96 of them are half of a 95 % interval.
+        # 1.96 standard errors of the mean difference are half of a 95 % interval. With few draws that is narrower than
+        # Student's t interval, so that more peers count as ahead.
         spread = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0
         result["difference"] = [float(difference.mean()), float(1.96 * spread)]
     return result
@@ -221,11 +248,11 @@ def summary_table(results: list[dict], name: str) -> str:
     groups = [(str(value), [result for result in results if result[name] == value]) for value in values]
     rows = []
     for value, group in [*groups, ("all", results)]:
-        sums = together(group)
+        sums = summarise(group)
         peer, worst = sums["best_peer"], sums["worst_large_cell"]
         rows.append([
             value, str(sums["cells"]), f"{sums['trueshot']:.3f}", "-" if peer is None else f"{peer:.3f}",
-            str(sums["behind"]), f"{sums['calibration_error']:.3f}", "-" if worst is None else f"{worst:.3f}",
+            str(sums["peer_ahead"]), f"{sums['calibration_error']:.3f}", "-" if worst is None else f"{worst:.3f}",
             f"{sums['expected_over_true']:.2f}",
             *(f"{100 * sums[share]:.1f} %" for share in ("planned_precision", "planned_of_found", "suggestions_right")),
         ])  # fmt: skip
@@ -248,12 +275,12 @@ def page(arguments: argparse.Namespace, results: list[dict]) -> str:
         difference = "{:+.3f} ±{:.3f}".format(*result["difference"]) if best else "-"
         peer = f"{result['average_precision'][best]:.3f} ({best})" if best else "-"
         planned = [percent(result[name]) for name in ("planned_precision", "planned_of_found", "suggestions_right")]
-        numbers = [f"{result['average_precision']['trueshot']:.3f}", peer, difference, f"{result['calibration_error']:.3f}"]
-        cells = [result["data"], str(result["classes"]), str(result["items"]), result["noise"], *numbers]
+        figures = [f"{result['average_precision']['trueshot']:.3f}", peer, difference, f"{result['calibration_error']:.3f}"]
+        cells = [result["data"], str(result["classes"]), str(result["items"]), result["noise"], *figures]
         rows.append([*cells, f"{result['expected_over_true']:.2f}", *planned])
     summary = f"{len(results)} cells, {arguments.draws} collections each, {arguments.level} % of the labels wrong."
     if not arguments.no_peers:
-        summary += f" A peer is ahead with its interval above zero in {together(results)['behind']} of them."
+        summary += f" A peer is ahead, with the whole interval on its side, in {summarise(results)['peer_ahead']} of them."
     summaries = [summary_table(results, name) for name in ("data", "items", "noise", "classes")]
     return "\n\n".join([summary, *summaries, "## All cells", benchlib.table(head, rows, left=4)]) + "\n"
 
@@ -266,11 +293,13 @@ def main() -> None:
     parser.add_argument("--noise", type=names, default=["symmetric", "paired", "dependent", "outlier"],
                         help="types of noise, separated by commas")  # fmt: skip
     parser.add_argument("--level", type=int, default=20, help="wrong labels in percent")
-    parser.add_argument("--ratio", type=benchlib.positive, default=1, help="how many times as many items the first class has")
+    parser.add_argument("--ratio", type=benchlib.positive, default=1, help="size of the first class relative to the others")
     parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per cell")
     parser.add_argument("--most-rows", type=benchlib.positive, default=2000, help="skip larger collections")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--no-peers", action="store_true", help="measure trueshot alone")
+    parser.add_argument("--no-regression", action="store_true",
+                        help="leave out logistic regression and cleanlab, which take most of the time")  # fmt: skip
     parser.add_argument("--peers-file", type=Path, help="file for the results of the peers, which later runs take from it")
     parser.add_argument("--peers-only", action="store_true", help="measure the peers alone, to fill --peers-file")
     benchlib.add_trueshot(parser)
@@ -278,7 +307,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.peers_only and (arguments.no_peers or not arguments.peers_file):
         parser.error("--peers-only fills --peers-file: give a file, and not --no-peers")
-    benchlib.require("numpy", "sklearn", *["cleanlab"] * (not arguments.no_peers))
+    benchlib.require("numpy", "sklearn", *["cleanlab"] * (not arguments.no_peers and not arguments.no_regression))
     warnings.filterwarnings("ignore")
     results = []
     for path in arguments.banks:
@@ -286,10 +315,11 @@ def main() -> None:
         for classes in arguments.classes:
             for items in arguments.items:
                 large_enough = bank.with_items(items)
+                if classes * items > arguments.most_rows or classes > len(large_enough.classes):
+                    continue
                 for noise in arguments.noise:
-                    if classes * items <= arguments.most_rows and classes <= len(large_enough.classes):
-                        result = cell(arguments, large_enough, classes, items, noise)
-                        results += [result] if result else []
+                    if result := cell(arguments, large_enough, classes, items, noise):
+                        results.append(result)
                         print(json.dumps(result), file=sys.stderr, flush=True)
     if arguments.peers_only:
         return

@@ -5,18 +5,24 @@
         --tranfs symmetric.safetensors --tranfs paired.safetensors --out docs/results/authors-program.md
 
 CHECKOUT is a checkout of https://github.com/facebookresearch/noisy_few_shot, which has its own licence (CC BY-NC 4.0);
-nothing of it is part of this repository. `trueshot eval --write-manifest` draws the episodes and their noise. Their rows
-go through the authors' class `MetaTrainer`, which computes prototypes, predictions and accuracies; only its step that
-draws noise is replaced. With --tranfs, the parameters of a model of `trueshot train tranfs` are loaded into the authors'
-class `ProtoConvTransformer`, without its convolutional network, because the episodes consist of features. The prototypes
-of some support sets are also compared number by number, with those that `trueshot fit` writes.
+nothing of it is part of this repository.
+
+How the episodes are replayed:
+  - `trueshot eval --write-manifest` draws the episodes and their noise.
+  - The rows of the episodes go through the authors' class `MetaTrainer`, which computes prototypes, predictions and
+    accuracies; only its step that draws noise is replaced.
+  - With --tranfs, the parameters of a model of `trueshot train tranfs` are loaded into the authors' class
+    `ProtoConvTransformer`, without its convolutional network, because the episodes consist of features.
+  - The prototypes of some support sets are also compared number by number, with those that `trueshot fit` writes.
 
 Exits with 1 if an accuracy differs by more than --tolerance. Methods that draw random numbers (ties between
 neighbours, the initial weights of `linear`) run twice in the authors' program: the difference between the two runs
-gives the standard error, and up to 4 standard errors are allowed. Train the models for some thousand steps: before
-that, the prototypes of an episode almost coincide, and rounding decides about more queries. Needs torch and numpy for
-the interpreter that runs it; other packages that the checkout imports are not needed. 500 episodes with two models
-take 7 minutes on one idle core, with --linear 20.
+gives the standard error, and up to 4 standard errors are allowed. Exits with 1, too, if a prototype differs by more
+than 1e-4 of its norm.
+
+Train the models for some thousand steps: before that, the prototypes of an episode almost coincide, and rounding decides
+about more queries. The interpreter that runs this script needs torch and numpy; other packages that the checkout imports
+are not needed. 500 episodes with two models take 7 minutes on one idle core, with --linear 20.
 """
 from __future__ import annotations
 
@@ -36,16 +42,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# Files that a checkout must have; the first two are imported.
+# Modules that a checkout must have. This script imports the first two.
 MODULES = ("few_shot_utils", "models", "data_utils", "noise_utils", "mini_imagenet")
 REPOSITORY = "https://github.com/facebookresearch/noisy_few_shot"
 NOISE = ["--noise", "symmetric=0,20,40,60", "--noise", "paired=40"]
 OUTLIERS = ["--noise", "outlier=20,40,60"]
 # The defaults of --prototypes (episodes per setting) and --tolerance (percentage points).
 PROTOTYPES, TOLERANCE = 3, 0.01
-# The allowed difference of methods with random numbers, in standard errors.
+# The allowed difference of the accuracies of methods with random numbers, in standard errors.
 STANDARD_ERRORS = 4
-# The allowed relative difference of a prototype.
+# The allowed difference of a prototype, relative to its norm.
 PROTOTYPE_TOLERANCE = 1e-4
 
 
@@ -226,9 +232,9 @@ def transformer_state(tensors: dict, options: dict) -> dict:
         ours, theirs = f"layer{number}.", f"encoder.layers.{number}."
         state[f"{theirs}self_attn.in_proj_weight"] = tensors[f"{ours}attention.in.weight"].T
         state[f"{theirs}self_attn.in_proj_bias"] = tensors[f"{ours}attention.in.bias"]
-        for name, layer in linear.items():
-            state[f"{theirs}{layer}.weight"] = tensors[f"{ours}{name}.weight"].T
-            state[f"{theirs}{layer}.bias"] = tensors[f"{ours}{name}.bias"]
+        for our_name, their_name in linear.items():
+            state[f"{theirs}{their_name}.weight"] = tensors[f"{ours}{our_name}.weight"].T
+            state[f"{theirs}{their_name}.bias"] = tensors[f"{ours}{our_name}.bias"]
         for norm in ("norm1", "norm2"):
             state[f"{theirs}{norm}.weight"] = tensors[f"{ours}{norm}.scale"]
             state[f"{theirs}{norm}.bias"] = tensors[f"{ours}{norm}.shift"]
@@ -280,8 +286,8 @@ class Authors:
         network.convnet.encoder, network.convnet.conv_out_dims = torch.nn.Identity(), self.dim
         return network.eval()
 
-    def accuracies(self, method: Method):
-        """A function from a batch to the number of queries that the authors' program classifies correctly."""
+    def query_counter(self, method: Method):
+        """A function that takes a batch and returns the number of queries that the authors' program classifies correctly."""
         import torch
 
         options = argparse.Namespace(
@@ -292,13 +298,13 @@ class Authors:
         trainer = self.trainer(self.network(method), torch.device("cpu"), options)
         compare = trainer.nearest_neighbor if method.compare.startswith("nearest") else trainer.loss_acc
 
-        def right(batch) -> int:
+        def count_right(batch) -> int:
             """The number of correctly classified queries. `linear` trains, so it needs gradients."""
             with contextlib.nullcontext() if method.compare == "lin_cls" else torch.no_grad():
                 accuracy = compare(batch)[1]["accuracy"]
             return round(float(accuracy) * self.ways * self.queries)
 
-        return right
+        return count_right
 
     def prototypes(self, method: Method, support):
         """The authors' prototypes `[ways, dim]` of a support set `[ways * shots, dim]`."""
@@ -329,11 +335,11 @@ class Episodes:
     def support(self, episode: dict, setting: int):
         """The rows of a support set under one noise setting, class by class: `[ways * shots, dim]`."""
         shots = self.spec["shots"]["max"]
-        rows = self.features[[row for rows in episode["support"] for row in rows]]
-        # Noise replaces item `index` of class `given` by a row of class `truth`, or of the outliers (-1).
+        support = self.features[[row for rows in episode["support"] for row in rows]]
+        # Noise replaces item `index` of class `given` by a row of class `truth`, or of the outliers (`truth` is -1).
         for given, index, row, truth in episode["replaced"][setting]:
-            rows[given * shots + index] = self.outliers[row] if truth < 0 else self.features[row]
-        return rows
+            support[given * shots + index] = self.outliers[row] if truth < 0 else self.features[row]
+        return support
 
     def batch(self, episode: dict, setting: int):
         """Rows, classes, masks and noise positions, as the authors' `prepare_data` returns them."""
@@ -355,8 +361,9 @@ class Tally:
     """Correctly classified queries of one method under one noise setting, per episode."""
 
     right: list[int] = field(default_factory=list)
+    """Counts of the first run."""
     again: list[int] = field(default_factory=list)
-    """Those of a second run, for methods that draw random numbers."""
+    """Counts of the second run, for methods that draw random numbers."""
 
     def row(self, queries: int) -> dict:
         """The accuracy in percent; for a method that ran twice, also the standard error of a difference of two runs."""
@@ -373,7 +380,7 @@ def replay(authors: Authors, episodes: Episodes, methods: list[Method]) -> list[
     import torch
 
     torch.manual_seed(0)
-    functions = {method: authors.accuracies(method) for method in methods}
+    counters = {method: authors.query_counter(method) for method in methods}
     tallies = [{method: Tally() for method in methods} for _ in episodes.noises]
     for number, episode in enumerate(episodes.episodes):
         if number % 50 == 0:
@@ -381,9 +388,9 @@ def replay(authors: Authors, episodes: Episodes, methods: list[Method]) -> list[
         for setting, of_setting in enumerate(tallies):
             batch = episodes.batch(episode, setting)
             for method, tally in of_setting.items():
-                tally.right.append(functions[method](batch))
+                tally.right.append(counters[method](batch))
                 if method.random:
-                    tally.again.append(functions[method](batch))
+                    tally.again.append(counters[method](batch))
     queries = authors.ways * authors.queries
     return [{"method": method.name, **noise, **tally.row(queries)}
             for noise, of_setting in zip(episodes.noises, tallies) for method, tally in of_setting.items()]
@@ -391,7 +398,8 @@ def replay(authors: Authors, episodes: Episodes, methods: list[Method]) -> list[
 
 def compare_prototypes(arguments: argparse.Namespace, authors: Authors, episodes: Episodes, methods: list[Method],
                        folder: Path) -> dict[str, float]:
-    """By method: the largest |a - b| / |a| of a prototype a of the authors and b that `trueshot fit` writes."""
+    """By method: the largest |a - b| / |a| over prototypes a of the authors and b of `trueshot fit`, in the first
+    --prototypes episodes of every setting."""
     import numpy as np
 
     ways, shots = authors.ways, authors.shots
@@ -431,15 +439,16 @@ def evaluate(arguments: argparse.Namespace, methods: list[Method], *options: str
 
 
 def of_trueshot(arguments: argparse.Namespace, methods: list[Method], manifest: Path) -> tuple[dict, dict]:
-    """The rows of the result by noise, level and method, and the whole result."""
+    """The results of `trueshot eval` on the episodes of a manifest: the entry of each method by noise, level and method name,
+    and the whole result."""
     benchlib.progress("trueshot eval")
     result = evaluate(arguments, methods, "--manifest", manifest)
-    accuracies = {}
+    entries = {}
     for setting in result["settings"]:
         # Methods are in the given order; names of files are shortened in the result.
-        for method, row in zip(methods, setting["methods"], strict=True):
-            accuracies[setting["noise"], setting["level"], method.name] = row
-    return accuracies, result
+        for method, entry in zip(methods, setting["methods"], strict=True):
+            entries[setting["noise"], setting["level"], method.name] = entry
+    return entries, result
 
 
 # --- The page -----------------------------------------------------------------------------------------
@@ -451,7 +460,7 @@ def allowed(row: dict, tolerance: float) -> float:
 
 
 def failures(result: dict) -> list[str]:
-    """The rows that differ by more than allowed, or are NaN."""
+    """The accuracies and prototypes that differ by more than allowed or are NaN, in words."""
     # `not ... <=` is also true for NaN.
     rows = [f"{row['method']}, {row['noise']} {100 * row['level']:g} %: {row['difference']:+.4f} points"
             for row in result["rows"] if not abs(row["difference"]) <= allowed(row, result["tolerance"])]
@@ -586,7 +595,7 @@ def main() -> None:
         manifest = Path(folder, "episodes.jsonl")
         noise = [*NOISE, *(OUTLIERS if arguments.outliers else [])]
         evaluate(arguments, METHODS[:1], "--write-manifest", manifest, "--episodes", str(arguments.episodes), *noise)
-        ours, about = of_trueshot(arguments, methods, manifest)
+        ours, evaluation = of_trueshot(arguments, methods, manifest)
         episodes = Episodes(manifest, arguments.features, arguments.outliers)
         authors = Authors(arguments.checkout, episodes.spec, episodes.features.shape[1])
         rows = replay(authors, episodes, methods)
@@ -603,7 +612,7 @@ def main() -> None:
         "trueshot_version": benchlib.trueshot_version(arguments.trueshot),
         "versions": benchlib.package_versions(sys.executable, ["torch", "numpy"]),
         "files": {f"{name}.py": benchlib.sha256(arguments.checkout / f"{name}.py") for name in MODULES[:2]},
-        "features": arguments.features.name, "backbone": about["embeddings"].get("backbone"),
+        "features": arguments.features.name, "backbone": evaluation["embeddings"].get("backbone"),
         "outliers": arguments.outliers.name if arguments.outliers else None,
         "models": [path.name for path in arguments.tranfs],
         "episodes": len(episodes.episodes), "ways": spec["ways"], "shots": spec["shots"]["max"],

@@ -6,15 +6,19 @@
     python bench/measure/make_bank.py -o large.safetensors
     python bench/measure/bank.py small.safetensors small-f16.safetensors large.safetensors --out docs/results/bank.md
 
-Runs `trueshot eval FILE -m protonet --noise symmetric=0` on every file with few and with many episodes. The rate is the
-difference in episodes divided by the difference in time, so that opening and checking the file does not count; it is the
-median over the rounds. The page gives ratios to the first file. The small f16 file separates the cost of decoding from
-the cost of size.
+Runs `trueshot eval FILE -m protonet --noise symmetric=0` on every file with few and with many episodes. The small f16 file
+separates the cost of decoding from the cost of size.
 
-Every file is read once before, and the files should fit into memory together: what is compared is work on cached
-files, not disks. The memory of a run is sampled meanwhile. Anonymous memory is what the program allocated; pages of the
-mapped file belong to the kernel, which reclaims them when it needs memory. Takes about a minute; the files come from
-make_bank.py, which needs numpy.
+Columns of the page:
+  episodes/s               the difference in episodes divided by the difference in time, as the median over the rounds;
+                           opening and checking the file does not count
+  ratio                    episodes/s relative to the first file
+  open and check           the time of a run without its episodes, in seconds
+  peak anonymous memory    what the program allocated, sampled while it ran. Pages of the mapped file do not count: they
+                           belong to the kernel, which reclaims them when it needs memory
+
+Every file is read once before the first run, and the files should fit into memory together: what is compared is work on
+cached files, not disks. Takes about a minute; the files come from make_bank.py, which needs numpy.
 """
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# The interval in which the memory of a run is sampled.
+# The interval between two samples of the memory of a run.
 POLL_SECONDS = 0.01
 
 
@@ -41,7 +45,8 @@ def parse_arguments() -> argparse.Namespace:
     benchlib.add_trueshot(parser)
     parser.add_argument("-e", "--episodes", type=benchlib.positive, nargs=2, default=[2_000, 42_000],
                         metavar=("FEW", "MANY"), help="episodes of the two runs [default: 2000 42000]")
-    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N",
+                        help="runs of each length per file [default: %(default)s]")
     benchlib.add_threads(parser)
     arguments = parser.parse_args()
     if arguments.episodes[0] >= arguments.episodes[1]:
@@ -50,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def describe_bank(path: Path) -> dict:
-    """The size and type in the header of a file."""
+    """The size, the data type and the number of classes of an embeddings file, from its header."""
     header, _ = benchlib.read_header(path)
     features = benchlib.tensor_of(header, path, "features")
     start, end = features["data_offsets"]
@@ -72,7 +77,7 @@ def read_once(path: Path) -> None:
 
 
 def run(arguments: argparse.Namespace, bank: Path, episodes: int) -> dict:
-    """One run: its time and its peak memory."""
+    """Runs `trueshot eval` once: the time of the process and its peak memory."""
     command = [
         str(arguments.trueshot), "eval", str(bank), "-m", "protonet", "--noise", "symmetric=0",
         "-e", str(episodes), "--threads", str(arguments.threads), "--format", "json",
@@ -110,7 +115,7 @@ def summarise(bank: dict, rounds: list[tuple[dict, dict]]) -> dict:
             benchlib.fail(f"{bank['file']}: the run with more episodes was not slower; ask for more --episodes")
         rates.append((many["episodes"] - few["episodes"]) / difference)
     runs = [run for pair in rounds for run in pair]
-    # The time of a run without its episodes.
+    # The time of a run without its episodes, by round.
     opening = [few["seconds"] - few["episodes"] / rate for (few, _), rate in zip(rounds, rates)]
     return {
         **bank,

@@ -3,12 +3,14 @@
 
     python bench/measure/cleanlab_tests.py CHECKOUT
 
-CHECKOUT is a folder with cleanlab's repository, of the version that is installed; nothing in it is changed. The public
-functions of `cleanlab.rank`, `cleanlab.filter` and `cleanlab.count` that `trueshot.cleanlab` has, and
-`cleanlab.multilabel_classification.filter.find_label_issues`, are replaced before `tests/test_rank.py` and
-`tests/test_filter_count.py` are imported. Prints how many tests pass and why each of the others does not. A test that
-passes without a call of a function of trueshot does not count: it tests cleanlab. Needs the package trueshot, cleanlab
-and pytest.
+CHECKOUT is a folder with cleanlab's repository, of the version that is installed; nothing in it is changed. Before
+`tests/test_rank.py` and `tests/test_filter_count.py` are imported, these functions of cleanlab are replaced:
+
+  - the functions of `cleanlab.rank`, `cleanlab.filter` and `cleanlab.count` that `trueshot.cleanlab` has, too
+  - `cleanlab.multilabel_classification.filter.find_label_issues`
+
+Prints how many tests pass and why each of the others does not. A test that passes without calling a function of trueshot
+does not count: it tests cleanlab. Needs the package trueshot, cleanlab and pytest.
 """
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ class Recorder:
         # The number of calls before the current test.
         self.calls_before = 0
         self.passed: list[str] = []
-        # Tests that pass without a call.
+        # Tests that pass without calling a function of trueshot.
         self.without_calls: list[str] = []
         # The reasons of tests that fail or are skipped.
         self.failed: dict[str, str] = {}
-        # Files that cannot be imported, with the reason. pytest would catch an exit at that point.
+        # Files that cannot be imported, with the reason. `main` reports them, as pytest would catch an exit of a plugin.
         self.broken: list[str] = []
 
     def counted(self, function: Callable) -> Callable:
@@ -57,10 +59,13 @@ class Recorder:
         self.calls_before = self.calls
 
     def pytest_runtest_logreport(self, report) -> None:
-        """Called by pytest after the set-up, the call and the tear-down of a test."""
+        """Called by pytest three times per test: after its set-up, its call and its tear-down."""
         name = report.nodeid.split("/")[-1]
         if report.failed or report.skipped:
             self.failed[name] = reason(report)
+            # If the tear-down failed, the test was counted after its call.
+            self.passed = [other for other in self.passed if other != name]
+            self.without_calls = [other for other in self.without_calls if other != name]
         elif report.when == "call":
             (self.passed if self.calls > self.calls_before else self.without_calls).append(name)
 
@@ -71,19 +76,20 @@ class Recorder:
 
 
 def reason(report) -> str:
-    """The first line of the exception of a test."""
+    """Why a test failed or was skipped: the first line of the message."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return (crash.message if crash else str(report.longrepr)).splitlines()[0]
 
 
 def replace(recorder: Recorder) -> int:
-    """Put the functions of trueshot into the modules of cleanlab; return their number."""
+    """Puts the functions of trueshot into the modules of cleanlab, and returns the number of functions replaced."""
     from trueshot import cleanlab as ours
 
     replaced = 0
     for name in MODULES:
         module = importlib.import_module(name)
         for function in ours.__all__:
+            # Only functions that this module defines, not those that it imports from another one.
             if getattr(getattr(module, function, None), "__module__", None) == name:
                 setattr(module, function, recorder.counted(getattr(ours, function)))
                 replaced += 1

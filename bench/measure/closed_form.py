@@ -3,14 +3,14 @@
 
     python bench/measure/closed_form.py --reference DIR --paper tables.csv --out docs/results/closed-form.md
 
-Two comparisons, both on features that DIR holds (mini-test-features.safetensors; outliers from
+DIR holds the features of both comparisons (mini-test-features.safetensors; outliers from
 mini-outlier-features.safetensors):
 
-- Closed forms: methods that classify by a formula, without training, such as protonet, median and nearest. Their
+- Closed forms: methods that classify by a formula, without training, such as protonet, median and nearest. The
   reference is closed-form.csv in DIR: accuracies of an independent program that draws its own episodes. `trueshot eval`
   runs once for every combination of ways and shots in that file.
 - Methods that train a classifier on every episode, such as linear and baseline++, at the eight main noise settings of
-  the paper (Liang et al., Few-shot Learning with Noisy Labels, 2022). tables.csv holds the tables of the paper.
+  the paper (Liang et al., Few-shot Learning with Noisy Labels, 2022). The accuracies of the paper are in tables.csv.
 
 Needs no Python packages. 10,000 episodes per setting take about two minutes on two cores.
 """
@@ -28,8 +28,9 @@ import benchlib  # noqa: E402
 
 # In --reference: features, features of the outliers, accuracies of the independent program.
 FILES = ("mini-test-features.safetensors", "mini-outlier-features.safetensors", "closed-form.csv")
-# The three methods that train on every episode, and ProtoNet, which they are compared with.
-TRAINED_METHODS = ["protonet", "linear", "rnnp", "baseline++"]
+# The methods that train on every episode; they are compared with ProtoNet.
+TRAINED_METHODS = ["linear", "rnnp", "baseline++"]
+# The main noise settings of the paper, as options of `trueshot eval`.
 MAIN_SETTINGS = ["--noise", "symmetric=0,20,40,60", "--noise", "paired=40", "--noise", "outlier=20,40,60"]
 # The accuracy of linear minus that of ProtoNet in the independent program, in points, by the level of symmetric noise.
 REFERENCE_LINEAR_GAP = {0.0: -1.7, 0.2: -4.0, 0.4: -4.8, 0.6: -3.8}
@@ -102,13 +103,13 @@ def closed_forms(arguments: argparse.Namespace) -> tuple[list[list[str]], float]
 
 
 def trained_per_episode(arguments: argparse.Namespace) -> list[list[str]]:
-    """One row of the page per main noise setting: the accuracy of ProtoNet, and the differences of the methods that
-    train on every episode to it, in points, here and in the references."""
+    """One row of the page per main noise setting: the accuracy of ProtoNet, and the accuracies of TRAINED_METHODS minus
+    that, in percentage points, here and in the references."""
     published = {
         (PAPER_TABLES[row["table"]], float(row["noise_percent"]) / 100, row["row"]): float(row["accuracy"])
         for row in read_csv(arguments.paper) if row["table"] in PAPER_TABLES and row["dataset"] == "miniimagenet"
     }
-    rows = evaluate(arguments, "--methods", ",".join(TRAINED_METHODS), *MAIN_SETTINGS)
+    rows = evaluate(arguments, "--methods", ",".join(["protonet", *TRAINED_METHODS]), *MAIN_SETTINGS)
     lines = []
     for protonet in (row for row in rows if row["method"] == "protonet"):
         level, kind = round(float(protonet["level"]), 3), protonet["noise"]
@@ -129,11 +130,10 @@ def main() -> None:
     rows, worst = closed_forms(arguments)
     seconds = time.perf_counter() - begin
     trained_rows = trained_per_episode(arguments)
-    head = ["noise", "ProtoNet", "linear − ProtoNet", "linear − ProtoNet, independent program", "RNNP − ProtoNet",
-            "Baseline++ − ProtoNet", "the paper's Baseline++ − ProtoNet"]
-    # benchlib.table aligns only the first columns as text; here the fourth, the method, is text too.
-    rule = ["---", "---:", "---:", "---", "---:", "---:", "---:"]
-    all_rows = [["noise", "ways", "shots", "method", "reference", "trueshot", "difference"], rule, *rows]
+    trained_head = ["noise", "ProtoNet", "linear − ProtoNet", "linear − ProtoNet, independent program", "RNNP − ProtoNet",
+                    "Baseline++ − ProtoNet", "the paper's Baseline++ − ProtoNet"]
+    # The first four columns say what was evaluated, and are aligned as text.
+    all_rows = benchlib.table(["noise", "ways", "shots", "method", "reference", "trueshot", "difference"], rows, left=4)
     benchlib.publish(arguments.out, benchlib.wrapped(f"""# Closed forms against an independent program
 
 ```sh
@@ -151,11 +151,11 @@ so both sides have an interval of about 0.17.
 Differences are paired over the same episodes. Baseline++ is initialised with the class means, see
 [methods](../methods.md#baseline).
 
-{benchlib.table(head, trained_rows)}
+{benchlib.table(trained_head, trained_rows)}
 
 ## All rows
 
-{chr(10).join("| " + " | ".join(row) + " |" for row in all_rows)}
+{all_rows}
 """))
     benchlib.progress(f"{len(rows)} rows, largest difference {worst:.2f} points, {seconds:.0f} s")
 

@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""Count parameters and operations of every method, time one episode of each, and write the page on cost.
+"""Count parameters and operations of the methods with a model, time one episode of every method, and write the page on cost.
 
     python bench/measure/cost.py --features test.safetensors --tranfs t2-sym.safetensors t3-sym.safetensors \\
         --out docs/results/cost.md
 
 An episode is 5-way 5-shot with 15 queries per class, as by default in `trueshot eval`, which is run for one method at
-a time. The time of an episode comes from the difference between a long and a short run, so reading the file does not
-count. Parameters are counted in the model files. Operations are the additions and multiplications of the matrix
-products, computed from their shapes. --features is an embeddings file of at least 5 classes with 25 rows each;
---tranfs are models that `trueshot train tranfs` wrote. Takes about a minute; measure on an idle machine.
+a time. Columns of the page:
+
+  parameters           values in the model file; only methods with a model have any
+  million operations   additions and multiplications in the matrix products for a support set, computed from the shapes of
+                       the matrices; only for methods with a model
+  ms                   milliseconds per episode: the difference between a long and a short run, so that reading the file
+                       does not count
+
+--features is an embeddings file of at least 5 classes with 25 rows each; --tranfs are models that `trueshot train tranfs`
+wrote. Takes about a minute; measure on an idle machine.
 """
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ import benchlib  # noqa: E402
 
 # Classes per episode, support items per class, and queries per episode: the defaults of `trueshot eval`.
 WAYS, SHOTS, QUERIES = 5, 5, 75
-# The inputs of the input layer of Relabel per state.
+# The number of inputs of the input layer of Relabel, per state.
 STATE_FEATURES = 19
 # Episodes of the short and of the long run.
 SHORT, LONG = 500, 4500
@@ -84,12 +90,13 @@ def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int =
 
 
 def milliseconds(arguments: argparse.Namespace, method: str) -> float:
-    """The time of one episode in milliseconds."""
+    """The time of one episode with a method of `trueshot eval`, in milliseconds."""
     def run(episodes: int) -> float:
         """Seconds of an evaluation with this number of episodes."""
         # `as=timed` gives the method a label that --baseline can name.
-        command = [arguments.trueshot, "eval", arguments.features, "--methods", f"{method}:as=timed", "--noise", "symmetric=40",
-                   "--baseline", "timed", "--episodes", str(episodes), "--threads", str(arguments.threads), "--format", "json"]
+        command = [arguments.trueshot, "eval", arguments.features, "--methods", f"{method}:as=timed", "--baseline", "timed",
+                   "--noise", "symmetric=40", "--episodes", str(episodes), "--threads", str(arguments.threads),
+                   "--format", "json"]
         start = time.perf_counter()
         benchlib.output(command)
         return time.perf_counter() - start
@@ -118,8 +125,9 @@ def page(result: dict) -> str:
                  for size, channels in ((84, 3), (32, 3), (28, 1))]
     return benchlib.wrapped(f"""# What it costs
 
-A 5-way 5-shot support set with {result['dim']} features per item: parameters of the method, millions of additions and multiplications in its matrix products for the support set,
-and milliseconds per episode with the answers to {QUERIES} queries on {result['threads']} threads, with everything except reading the file.
+A 5-way 5-shot support set with {result['dim']} features per item: parameters of the method, millions of additions and
+multiplications in its matrix products for the support set, and milliseconds per episode with the answers to {QUERIES} queries
+on {result['threads']} threads, with everything except reading the file.
 
 {benchlib.table(["method", "parameters", "million operations", "ms"], rows)}
 

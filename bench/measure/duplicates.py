@@ -3,11 +3,14 @@
 
     python bench/measure/duplicates.py cub=CUB flowers=FLOWERS --out docs/results/duplicates.md
 
-Every argument is NAME=FOLDER, a folder of class folders of JPEG files. Up to --per-class photos per class are audited
-as they are, and the pairs that are reported counted: these collections have no known copies, so they are false pairs,
-unless two photos show the same scene. Then --copies photos get a copy of each kind, half of them in their own class and half
-in another one, and the pairs that are found are counted: by the images, and by the embeddings of the images alone.
-Copies that were blurred, darkened, reduced to 24 pixels or truncated, and blank images, are counted in the same way.
+Every argument is NAME=FOLDER, a folder of class folders of JPEG files. What is counted in each of these collections:
+
+  1. False pairs. Up to --per-class photos per class are audited as they are. These collections have no known copies, so
+     every reported pair is a false one, unless two photos show the same scene.
+  2. Copies that are found. --copies photos get a copy of each kind, half of them in their own class and half in another
+     one. The pairs are found by the images, and by the embeddings of the images alone.
+  3. Poor images that are found. Copies that were blurred, darkened, reduced to 24 pixels or truncated, and blank images,
+     are added and counted in the same way.
 
 Needs pillow. Takes about 15 minutes for three data sets on two cores.
 """
@@ -33,7 +36,7 @@ COPIES = {
     "side10": "10 % cropped on one side",
     "mixed": "0 to 8 % cropped on every side, 60 % as wide and high, JPEG quality 50",
 }
-# Kinds of spoiled photos: how an audit should report them, and their description.
+# Kinds of spoiled photos: the problem that an audit should report, and the description on the page. `copy_of` makes them.
 SPOILED = {
     "blur1": ("blurred", "blurred, sigma 0.5 % of the longer side"),
     "blur2": ("blurred", "blurred, sigma 1 %"),
@@ -43,6 +46,10 @@ SPOILED = {
     "tiny": ("tiny", "24 pixels wide"),
     "truncated": ("unreadable", "first half of the file"),
 }
+
+
+# The problems of an image that an audit can report.
+PROBLEMS = ("blurred", "dark", "blank", "tiny", "unreadable")
 
 
 def named_folder(text: str) -> tuple[str, Path]:
@@ -69,14 +76,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--copies", type=benchlib.positive, default=150, metavar="N",
                         help="copies of each kind [default: %(default)s]")
     parser.add_argument("--same", type=named_count, nargs="*", default=[], metavar="NAME=N",
-                        help="pairs of a collection without copies that show the same subject, judged by eye after a first run")
+                        help="pairs of a collection without copies that show the same subject, judged by eye after a first "
+                             "run [default: none]")
     benchlib.add_out(parser, "duplicates.md")
     benchlib.add_trueshot(parser)
     return parser.parse_args()
 
 
 def sample(folder: Path, per_class: int, draw: random.Random) -> list[Path]:
-    """Up to `per_class` photos of every class."""
+    """Up to `per_class` photos of every class folder, chosen at random."""
     chosen = []
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(path for path in class_folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
@@ -94,7 +102,7 @@ def cropped(image, left: float, top: float, right: float, bottom: float):
 
 
 def copy_of(image, kind: str, draw: random.Random):
-    """A copy of the given kind, and its JPEG quality."""
+    """A copy of the given kind, and the JPEG quality to save it with."""
     from PIL import Image, ImageFilter
 
     width, height = image.size
@@ -123,12 +131,15 @@ def copy_of(image, kind: str, draw: random.Random):
         return Image.new("RGB", image.size, tuple(draw.randrange(100, 256) for _ in range(3))), 90
     if kind == "tiny":
         return image.resize((24, max(1, 24 * height // width)), Image.Resampling.LANCZOS), 90
-    # "truncated": `add_copies` cuts the file off.
+    # "truncated": `add_copies` removes the second half of the file.
     return image, 90
 
 
 def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str, str]:
-    """Writes copies into a collection, every second one in another class; returns the original of every copy."""
+    """Writes a copy of each chosen photo into the collection in the folder `base`, every second one in another class.
+
+    Returns the original of every copy, both as CLASS/NAME.
+    """
     from PIL import Image
 
     draw = random.Random(seed)
@@ -151,7 +162,7 @@ def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str
 
 
 class Collection:
-    """A data set in its own folder, to which copies are added and from which they are removed."""
+    """A data set in a temporary folder (links to its photos), to which copies are added and from which they are removed."""
 
     def __init__(self, folder: Path, photos: list[Path], trueshot: Path):
         self.base, self.cache, self.trueshot = folder / "photos", folder / "cache", trueshot
@@ -177,20 +188,20 @@ class Collection:
             (self.base / copy).unlink()
 
 
-def pairs_of(report: dict) -> set[frozenset]:
-    """The pairs of items that are reported as copies of each other."""
-    return {frozenset((pair["item"], pair["other"])) for pair in report["duplicates"]}
+def pairs_of(duplicates: list[dict]) -> set[frozenset]:
+    """The pairs of items in the entries `duplicates` of a report, without an order."""
+    return {frozenset((pair["item"], pair["other"])) for pair in duplicates}
 
 
 def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
-    """The figures of one data set."""
+    """Adds copies of every kind to one data set, and returns its figures."""
     draw = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection(Path(folder), photos, trueshot)
         benchlib.progress(f"{name}: {len(photos)} photos")
         clean = collection.audit(collection.base)
-        false_pairs = {"images": pairs_of(clean), "rows": pairs_of(collection.audit_rows())}
-        kinds = [kind for problem in clean["image_problems"] for kind in problem["kinds"]]
+        false_pairs = {"images": pairs_of(clean["duplicates"]), "rows": pairs_of(collection.audit_rows()["duplicates"])}
+        false_problems = [kind for problem in clean["image_problems"] for kind in problem["kinds"]]
         found = {}
         for seed, kind in enumerate([*COPIES, *SPOILED]):
             benchlib.progress(f"{name}: {kind}")
@@ -198,15 +209,15 @@ def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
             report = collection.audit(collection.base)
             if kind in COPIES:
                 wanted = {frozenset(pair) for pair in originals.items()}
-                marked = {frozenset((pair["item"], pair["other"])) for pair in report["duplicates"] if pair["label_conflict"]}
+                conflicts = pairs_of([pair for pair in report["duplicates"] if pair["label_conflict"]])
                 # Pairs of an original and a copy in another class.
                 across = {pair for pair in wanted if len({item.split("/")[0] for item in pair}) == 2}
                 found[kind] = {
                     "copies": len(wanted),
-                    "images": len(wanted & pairs_of(report)),
-                    "rows": len(wanted & pairs_of(collection.audit_rows())),
+                    "images": len(wanted & pairs_of(report["duplicates"])),
+                    "rows": len(wanted & pairs_of(collection.audit_rows()["duplicates"])),
                     "across": len(across),
-                    "conflicts": len(across & marked),
+                    "conflicts": len(across & conflicts),
                 }
             else:
                 problems = {problem["item"]: problem["kinds"] for problem in report["image_problems"]}
@@ -218,7 +229,7 @@ def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
         "photos": len(photos),
         "false_pairs": {key: len(value) for key, value in false_pairs.items()},
         "pairs": sorted(sorted(pair) for pair in false_pairs["images"]),
-        "false_problems": {kind: kinds.count(kind) for kind in ("blurred", "dark", "blank", "tiny", "unreadable")},
+        "false_problems": {problem: false_problems.count(problem) for problem in PROBLEMS},
         "found": found,
     }
 
@@ -229,32 +240,32 @@ def percent(part: int, whole: int) -> str:
 
 
 def page(result: dict) -> str:
-    """The page of the figures."""
+    """The Markdown page for a result."""
     sets = result["sets"]
     names = [data["name"] for data in sets]
     photos = ", ".join(f"{data['photos']} of {data['name']}" for data in sets)
 
     def rows(key: str) -> list[list[str]]:
         """A row per kind of copy: the shares that are found by the images or by the rows (`key`)."""
-        return [[words, *(percent(data["found"][kind][key], data["found"][kind]["copies"]) for data in sets)]
-                for kind, words in COPIES.items()]
+        return [[description, *(percent(data["found"][kind][key], data["found"][kind]["copies"]) for data in sets)]
+                for kind, description in COPIES.items()]
 
     conflicts = ", ".join(
         f"{sum(data['found'][kind]['conflicts'] for kind in COPIES)} of "
         f"{sum(data['found'][kind]['across'] for kind in COPIES)} ({data['name']})" for data in sets)
-    per_thousand = [[words, *(f"{1000 * data['false_pairs'][key] / data['photos']:.1f}" for data in sets)]
-                    for key, words in (("images", "by the images"), ("rows", "by the embeddings alone"))]
+    per_thousand = [[found_by, *(f"{1000 * data['false_pairs'][key] / data['photos']:.1f}" for data in sets)]
+                    for key, found_by in (("images", "by the images"), ("rows", "by the embeddings alone"))]
     judged = " ".join(
         f"Judged by eye, {result['same'][data['name']]} of the {data['false_pairs']['images']} pairs of {data['name']} "
         "that were found by the images show the same photo or the same subject photographed again; the others are "
         "different subjects."
         for data in sets if data["name"] in result["same"])
     spoiled = [
-        [words, problem, *(percent(data["found"][kind]["found"], data["found"][kind]["copies"]) for data in sets)]
-        for kind, (problem, words) in SPOILED.items()
+        [description, problem, *(percent(data["found"][kind]["found"], data["found"][kind]["copies"]) for data in sets)]
+        for kind, (problem, description) in SPOILED.items()
     ]
-    false = [[kind, *(percent(data["false_problems"][kind], data["photos"]) for data in sets)]
-             for kind in ("blurred", "dark", "blank", "tiny", "unreadable")]
+    reported = [[kind, *(percent(data["false_problems"][kind], data["photos"]) for data in sets)]
+             for kind in PROBLEMS]
     return benchlib.wrapped(f"""# Copies of images and poor images
 
 What `trueshot audit` finds of copies that were added to collections of photos ({photos}), and of photos that were
@@ -286,7 +297,7 @@ Pairs per 1,000 photos. The JSON file of this page names the pairs that were fou
 
 The share of the unchanged photos.
 
-{benchlib.table(["reported as", *names], false)}
+{benchlib.table(["reported as", *names], reported)}
 
 ## How it was measured
 
@@ -302,8 +313,8 @@ def main() -> None:
     draw = random.Random(0)
     sets = [measure(name, sample(folder, arguments.per_class, draw), arguments.copies, arguments.trueshot)
             for name, folder in arguments.photos]
-    words = " ".join(f"{name}={name.upper()}" for name, _ in arguments.photos)
-    command = (f"python bench/measure/duplicates.py {words} --per-class {arguments.per_class} --copies {arguments.copies} "
+    folders = " ".join(f"{name}={name.upper()}" for name, _ in arguments.photos)
+    command = (f"python bench/measure/duplicates.py {folders} --per-class {arguments.per_class} --copies {arguments.copies} "
                "--out docs/results/duplicates.md")
     same = dict(arguments.same)
     if same:

@@ -5,12 +5,15 @@
     cargo build --release --example decode -p trueshot-vision
     python bench/measure/embed_photos.py PHOTOS --decode target/release/examples/decode --photos 5000 --device cuda
 
-PHOTOS is a folder of class folders. With --photos N the photos are linked again and again into a folder until there are N
-of them, so a small sample is enough. Every round runs the example `decode` of trueshot-vision, which reads, decodes and
-resizes the photos on all threads, and then `trueshot embed` without the cache (--no-cache), which does the same and
-embeds them. Both are timed as commands, with the start of the process, and trueshot also with opening the GPU, loading the
-weights and writing the file. The ratio is the time of embedding divided by that of decoding in the same round. Prints one
-JSON object with the medians and the ratio.
+PHOTOS is a folder of class folders. With --photos N, a temporary folder gets N links to these photos, several to each photo
+if there are fewer than N, so a small sample is enough. Every round runs both programs:
+
+  decode     the example `decode` of trueshot-vision, which reads, decodes and resizes the photos on all threads
+  trueshot   `trueshot embed` without the cache (--no-cache), which does the same and embeds the photos
+
+Both are timed as commands, with the start of the process; the time of trueshot also includes opening the GPU, loading the
+weights and writing the file. A ratio is the time of embedding divided by that of decoding in the same round. Prints one
+JSON object with the medians of the times and of the ratio.
 
 Needs no Python packages. 5,000 photos take some seconds per round on 16 cores.
 """
@@ -32,19 +35,20 @@ import benchlib  # noqa: E402
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("photos", type=benchlib.existing_folder, metavar="PHOTOS", help="a folder of class folders")
-    parser.add_argument("--decode", type=benchlib.existing_file, required=True, metavar="FILE",
+    parser.add_argument("--decode", type=benchlib.built_program, required=True, metavar="FILE",
                         help="the example `decode` of trueshot-vision")
     parser.add_argument("--photos", type=benchlib.positive, dest="count", metavar="N",
                         help="embed N photos, some of them several times [default: those of PHOTOS]")
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="of trueshot embed [default: %(default)s]")
-    parser.add_argument("--rounds", type=benchlib.positive, default=5, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="device of `trueshot embed` [default: %(default)s]")
+    parser.add_argument("--rounds", type=benchlib.positive, default=5, metavar="N",
+                        help="rounds that are timed; one more before them is not [default: %(default)s]")
     benchlib.add_trueshot(parser)
     benchlib.add_threads(parser, default=len(os.sched_getaffinity(0)))
     return parser.parse_args()
 
 
 def link_photos(photos: Path, count: int, folder: Path) -> Path:
-    """A folder with `count` links to the photos, each in the class folder of its photo."""
+    """Fills `folder` with `count` links to the photos, each in the class folder of its photo, and returns it."""
     files = sorted(path for path in photos.glob("*/*") if path.is_file())
     if not files:
         benchlib.fail(f"{photos} contains no class folders with photos")
@@ -56,7 +60,7 @@ def link_photos(photos: Path, count: int, folder: Path) -> Path:
     return folder
 
 
-def timed(command: list) -> tuple[float, str]:
+def timed(command: list[str | Path]) -> tuple[float, str]:
     """Runs a command; returns its seconds and its output."""
     begin = time.perf_counter()
     printed = benchlib.output(command)
@@ -68,12 +72,12 @@ def main() -> None:
     machine = benchlib.describe_machine()
     decoding, embedding, ratios, photos = [], [], [], 0
     with tempfile.TemporaryDirectory() as folder:
-        root, rows = arguments.photos, Path(folder) / "rows.safetensors"
+        root, embeddings = arguments.photos, Path(folder) / "embeddings.safetensors"
         if arguments.count:
             (Path(folder) / "photos").mkdir()
             root = link_photos(arguments.photos, arguments.count, Path(folder) / "photos")
         decode = [arguments.decode, root, str(arguments.threads)]
-        embed = [arguments.trueshot, "embed", root, "-o", rows, "--no-cache", "--device", arguments.device,
+        embed = [arguments.trueshot, "embed", root, "-o", embeddings, "--no-cache", "--device", arguments.device,
                  "--threads", str(arguments.threads)]
         # The first round reads the files into the page cache and does not count.
         for number in range(arguments.rounds + 1):

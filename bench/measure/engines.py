@@ -5,9 +5,9 @@
     python bench/measure/engines.py TASKS --out docs/results/engines.md
 
 Every run is a separate process that starts its engine, gives it a small job so that its workers exist, and then measures
-reading, auditing and collecting the answers. The engines run in turns; the figures are medians over the rounds. The
-memory of the process and of all processes it started is sampled meanwhile: anonymous memory is what a process allocated
-for itself, shared memory is Ray's object store. The answers of all engines must be equal.
+reading, auditing and collecting the answers. The engines run in turns; times are medians over the rounds. The memory of
+the process and of all processes it started is sampled meanwhile, and the largest of all rounds is shown: anonymous memory
+is what a process allocated for itself, shared memory is Ray's object store. The answers of all engines must be equal.
 
 The interpreter that runs this script needs the package trueshot and tests/python/engines/requirements.txt; Spark needs
 Java 17. Takes about ten minutes, and 2.6 GB of disk for the tasks.
@@ -29,8 +29,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# A task: classes, rows per class, dimensions, and labels that are replaced at random.
-WAYS, SHOTS, DIM, WRONG = 5, 5, 1280, 5
+# A task: classes, rows per class, dimensions, and labels that are replaced by random ones (one in five stays right).
+WAYS, SHOTS, DIM, REPLACED = 5, 5, 1280, 5
 TASKS_PER_FILE = 500
 # The interval in which memory and processor time are sampled.
 POLL_SECONDS = 0.25
@@ -57,13 +57,13 @@ def make(folder: Path, tasks: int, seed: int) -> None:
         np.maximum(rows, 0, out=rows)
         given = np.tile(truth, (count, 1))
         for task in given:
-            task[rng.permutation(len(task))[:WRONG]] = rng.integers(WAYS, size=WRONG)
-        ends = pa.array(np.arange(count + 1, dtype=np.int32) * len(truth))
+            task[rng.permutation(len(task))[:REPLACED]] = rng.integers(WAYS, size=REPLACED)
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * len(truth))
         features = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), DIM)
         table = pa.table({
             "task": pa.array(range(start, start + count), pa.int64()),
-            "features": pa.ListArray.from_arrays(ends, features),
-            "labels": pa.ListArray.from_arrays(ends, pa.array(names[given.reshape(-1)])),
+            "features": pa.ListArray.from_arrays(offsets, features),
+            "labels": pa.ListArray.from_arrays(offsets, pa.array(names[given.reshape(-1)])),
         })
         path = folder / f"tasks-{start:08}.parquet"
         # Random features cannot be compressed.
@@ -72,17 +72,14 @@ def make(folder: Path, tasks: int, seed: int) -> None:
 
 def digest(answers) -> str:
     """A hash of the results in the order of their tasks."""
-    import pyarrow as pa
-
     hashed = hashlib.sha256()
-    for column in answers.sort_by("task").combine_chunks().columns:
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    for column in answers.sort_by("task").columns:
         hashed.update(repr(column.to_pylist()).encode())
     return hashed.hexdigest()
 
 
 def one_process(folder: str, cores: int):
-    """The audit in one process, and a function that stops it."""
+    """The audit in one process, and a function that stops the engine."""
     import pyarrow as pa
     import pyarrow.dataset
 
@@ -100,7 +97,7 @@ def one_process(folder: str, cores: int):
 
 
 def on_ray(folder: str, cores: int):
-    """The audit with Ray Data, and a function that stops it."""
+    """The audit with Ray Data, and a function that stops the engine."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
     import pyarrow as pa
@@ -121,7 +118,7 @@ def on_ray(folder: str, cores: int):
 
 
 def on_spark(folder: str, cores: int):
-    """The audit with Spark, and a function that stops it."""
+    """The audit with Spark, and a function that stops the engine."""
     import pyspark
 
     import trueshot as ts
@@ -204,8 +201,8 @@ class Processors(threading.Thread):
 
 # Parts of command lines of the engines' processes, and what the page calls these processes.
 KINDS = [
-    ("ray::MapWorker", "an actor"), ("CoarseGrainedExecutorBackend", "an executor (Java)"), ("org.apache.spark", "driver (Java)"),
-    ("pyspark.daemon", "a Python worker"),
+    ("ray::MapWorker", "an actor"), ("CoarseGrainedExecutorBackend", "an executor (Java)"),
+    ("org.apache.spark", "the driver (Java)"), ("pyspark.daemon", "a Python worker"),
 ]  # fmt: skip
 
 
@@ -224,16 +221,16 @@ def watch(root: int, peaks: dict, done: threading.Event) -> None:
     """Records the peak memory of a process and its descendants in megabytes, until `done` is set."""
     while not done.wait(POLL_SECONDS):
         # Anonymous memory of all processes together. Shared memory is mapped by several of them, so the largest counts.
-        sums = [0.0, 0.0]
+        all_anonymous, largest_shared = 0.0, 0.0
         for process in process_tree(root):
             memory = benchlib.process_memory(process)
             anonymous, shared = (memory.get(key, 0) / 1e6 for key in ("RssAnon", "RssShmem"))
-            sums = [sums[0] + anonymous, max(sums[1], shared)]
+            all_anonymous, largest_shared = all_anonymous + anonymous, max(largest_shared, shared)
             name = kind(process, root)
             if name:
                 peaks[name] = max(peaks.get(name, 0.0), anonymous)
-        peaks["all processes"] = max(peaks.get("all processes", 0.0), sums[0])
-        peaks["shared memory"] = max(peaks.get("shared memory", 0.0), sums[1])
+        peaks["all processes"] = max(peaks.get("all processes", 0.0), all_anonymous)
+        peaks["shared memory"] = max(peaks.get("shared memory", 0.0), largest_shared)
 
 
 def run(engine: str, arguments: argparse.Namespace) -> dict:
@@ -244,16 +241,18 @@ def run(engine: str, arguments: argparse.Namespace) -> dict:
     done = threading.Event()
     watcher = threading.Thread(target=watch, args=(process.pid, peaks, done))
     watcher.start()
-    text, messages = process.communicate()
-    done.set()
-    watcher.join()
+    try:
+        text, messages = process.communicate()
+    finally:
+        done.set()
+        watcher.join()
     if process.returncode:
         benchlib.fail(f"this command failed:\n{' '.join(command)}\n{messages.strip()[-4000:]}")
     return {**benchlib.json_lines(text)[-1], "peak_mb": {name: round(peak) for name, peak in peaks.items() if peak >= 1}}
 
 
 def summary(runs: list[dict]) -> dict:
-    """Medians over the rounds of one engine."""
+    """The figures of one engine: medians of the times and the largest memory over the rounds."""
     seconds = statistics.median(run["seconds"] for run in runs)
     names = {name for run in runs for name in run["peak_mb"]}
     return {
@@ -270,17 +269,18 @@ def summary(runs: list[dict]) -> dict:
 
 TITLES = {"python": "one Python process", "ray": "Ray Data", "spark": "Spark"}
 # The largest time that is acceptable, as a multiple of the time of one process: the column "target, at most".
-BARS = {"python": "", "ray": "2", "spark": "3"}
+MAX_RATIOS = {"python": "", "ray": "2", "spark": "3"}
 
 
 def page(result: dict) -> str:
     """The Markdown page."""
     engines, cores = result["engines"], result["cores"]
-    base, computed = engines["python"]["seconds"], engines["python"]["processor_seconds"]
+    base, base_processor = engines["python"]["seconds"], engines["python"]["processor_seconds"]
     times = [
         [TITLES[name], f"{figures['seconds']:.1f}", f"{figures['tasks_per_second']:,.0f}",
-         f"{figures['tasks_per_second'] / cores:,.0f}", f"{figures['seconds'] / base:.2f}", BARS[name], f"{figures['processor_seconds']:.1f}",
-         f"{figures['processor_seconds'] / computed:.2f}", f"{figures['start_seconds']:.1f}"]
+         f"{figures['tasks_per_second'] / cores:,.0f}", f"{figures['seconds'] / base:.2f}", MAX_RATIOS[name],
+         f"{figures['processor_seconds']:.1f}",
+         f"{figures['processor_seconds'] / base_processor:.2f}", f"{figures['start_seconds']:.1f}"]
         for name, figures in engines.items()
     ]  # fmt: skip
     peaks = [
@@ -293,7 +293,8 @@ def page(result: dict) -> str:
         for name, found in engines.items()
     ]  # fmt: skip
     numbers = range(1, result["rounds"] + 1)
-    by_round = ["", *(f"round {number}, s" for number in numbers), *(f"times one process, {number}" for number in numbers)]
+    by_round = ["", *(f"round {number}, s" for number in numbers),
+                *(f"seconds / one process, round {number}" for number in numbers)]
     head = ["", "seconds", "tasks/s", "tasks/s per core", "seconds / one process", "target, at most", "processor seconds",
             "processor seconds / one process", "start, s"]
     return benchlib.wrapped(f"""# Ray and Spark
@@ -317,7 +318,7 @@ Peak memory that the processes allocated, in MB; shared memory is Ray's object s
 
 ```sh
 python bench/measure/engines.py --make TASKS --tasks {result['tasks']}
-python bench/measure/engines.py TASKS --rounds {result['rounds']} --out docs/results/engines.md
+python bench/measure/engines.py TASKS --cores {cores} --rounds {result['rounds']} --out docs/results/engines.md
 ```
 
 {result['rounds']} rounds, the engines in turns; times are medians, memory is the largest of all rounds and includes

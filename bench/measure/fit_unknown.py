@@ -4,16 +4,27 @@ r"""Fit the constants from which `trueshot predict` computes the probability of 
     python bench/measure/fit_unknown.py mini-train.safetensors tiny-train.safetensors cifar-train.safetensors \
         fruits.safetensors
 
-Each argument is an embeddings file with right labels, of at least 7 classes of at least 30 rows. Support sets of 2 to 30
-classes with 3 to 20 items each are drawn, half of them from classes that are similar to each other. Each gives four
-similarities (see crates/core/src/predictor/similarity.rs) of queries of its classes, of queries of other classes, and of
-its own left-out items and classes. Prints the typical distance and ratio of left-out classes (medians over the tasks) and the weights and
-the intercept of a logistic regression on similarities standardised as in crates/core/src/predictor/novelty.rs. Needs numpy
-and torch.
+Each argument is an embeddings file with right labels, of at least 7 classes of at least 30 rows. A task is a support set
+of 2 to 30 classes with 3 to 20 items each, in half of the cases drawn from classes that are similar to each other, with the
+four similarities (see crates/core/src/predictor/similarity.rs) of these items to its classes:
+
+  - queries of its classes
+  - queries of other classes
+  - items of the support set that were left out while their class remained
+  - items of classes that were left out as a whole
+
+Prints the constants of crates/core/src/predictor/novelty.rs, four values each, one per similarity:
+
+  TYPICAL_DISTANCE   how far the mean of left-out classes is below that of left-out items, in standard deviations of the
+                     left-out items (median over the tasks)
+  TYPICAL_RATIO      the standard deviation of left-out classes relative to that of left-out items (median over the tasks)
+  WEIGHTS            weights of a logistic regression of "none of these" on the similarities, standardised as in novelty.rs
+  INTERCEPT          its intercept (one value)
+
+Needs numpy and torch.
 """
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +32,29 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# As in the Rust code: the weight of the identity in the shrunk covariance (similarity.rs), the number of rounds in
-# which items and classes are left out (leave_out.rs), and the weight of the typical distribution, which counts as much as
-# the items of this many left-out classes (novelty.rs).
+# These constants must be equal to those of the Rust code.
+# The weight of the identity in the shrunk covariance (similarity.rs).
 SHRINKAGE = 0.6
+# The number of rounds in which items and classes are left out (leave_out.rs, for sets of up to 500 items).
 ROUNDS = 10
+# The weight of the typical distribution: it counts as much as the items of this many left-out classes (novelty.rs).
 TYPICAL_CLASSES = 2
+# With fewer left-out items, the program uses other constants, so such tasks are skipped (novelty.rs).
+MIN_LEFT_OUT = 4
+# The limit of the absolute value of a standardised similarity (novelty.rs).
+MAX_STANDARDISED = 8
+
+# Constants of this script.
+# Items of left-out classes that a task must have to count for the typical distance and ratio.
+MIN_UNKNOWN = 10
 # Queries per class.
 QUERIES = 10
-# The most support items per class. Every class needs as many rows, and some for queries.
+# The most support items per class. Every class needs this many rows and QUERIES more.
 MAX_SHOTS = 20
-# Classes that are always left for unknown queries; a support set has at least two.
+# Classes of a file that no support set has, so that there are always unknown queries. A support set has at least two classes.
 UNKNOWN_CLASSES = 5
+# Steps of Adam for the logistic regression, and its rate. Every step uses all tasks.
+STEPS, RATE = 400, 0.03
 
 
 @dataclass
@@ -48,7 +70,7 @@ class Task:
     left_out_unknown: object
     """Items of classes that were left out as a whole, compared with the other classes."""
     left_out_classes: int
-    """The number of these classes; 0 if the support set has only two."""
+    """The number of classes that were left out; 0 if the support set has only two."""
 
 
 def unit(rows):
@@ -103,31 +125,36 @@ def left_out(rows, labels, classes: int) -> tuple:
 
     # The number of each item within its class. Round r leaves out the items and the classes whose number is r modulo
     # ROUNDS.
-    number = torch.cat([torch.arange(int((labels == c).sum())) for c in range(classes)])
-    known, unknown, out = [], [], 0
-    for round_ in range(ROUNDS):
-        classes_out = [c for c in range(classes) if c % ROUNDS == round_]
+    item_numbers = torch.cat([torch.arange(int((labels == c).sum())) for c in range(classes)])
+    known, unknown, left_out_classes = [], [], 0
+    for round_number in range(ROUNDS):
+        classes_out = [c for c in range(classes) if c % ROUNDS == round_number]
         # At least two classes must remain to compare with.
         classes_out = classes_out if classes - len(classes_out) >= 2 else []
+        # Items of these classes, and left-out items of the other classes.
         is_out = torch.isin(labels, torch.tensor(classes_out, dtype=torch.long))
-        is_held = (number % ROUNDS == round_) & ~is_out
-        if not (is_out.any() or is_held.any()):
+        is_item_out = (item_numbers % ROUNDS == round_number) & ~is_out
+        if not (is_out.any() or is_item_out.any()):
             continue
-        kept = ~is_out & ~is_held
+        kept = ~is_out & ~is_item_out
         names, codes = torch.unique(labels[kept], return_inverse=True)
         similarity = ClassSimilarity(rows[kept], codes, len(names))
-        known.append(similarity.of_rows(rows[is_held]))
+        known.append(similarity.of_rows(rows[is_item_out]))
         unknown.append(similarity.of_rows(rows[is_out]))
-        out += len(classes_out)
-    return torch.cat(known), torch.cat(unknown), out
+        left_out_classes += len(classes_out)
+    return torch.cat(known), torch.cat(unknown), left_out_classes
 
 
 def draw(rng, rows, by_class: list, means) -> Task:
-    """A random support set with its queries. `by_class` are the row numbers of each class, `means` the centred class
-    means of unit length, `[classes, dim]`."""
+    """Draws a random support set and its queries, and returns their similarities.
+
+    `by_class` are the row numbers of each class of the file, `means` the centred class means of unit length,
+    `[classes, dim]`.
+    """
     import numpy as np
     import torch
 
+    # Numbers that occur twice are twice as likely.
     classes = min(int(rng.choice([2, 3, 5, 5, 8, 10, 20, 30])), len(by_class) - UNKNOWN_CLASSES)
     shots = int(rng.choice([3, 5, 10, 10, MAX_SHOTS])) if classes <= 10 else int(rng.choice([3, 5, 10]))
     order = rng.permutation(len(by_class))
@@ -150,8 +177,9 @@ def typical(tasks: list[Task]) -> tuple:
     ratio of the standard deviations of left-out classes and left-out items."""
     import torch
 
-    # Tasks in which enough items of left-out classes were compared.
-    used = [task for task in tasks if len(task.left_out_unknown) >= 10]
+    used = [task for task in tasks if len(task.left_out_unknown) >= MIN_UNKNOWN]
+    if not used:
+        benchlib.fail(f"no task has {MIN_UNKNOWN} items of left-out classes; give more --tasks")
     deviations = [task.left_out_known.std(0, correction=0) + 1e-6 for task in used]
     distance = [(task.left_out_known.mean(0) - task.left_out_unknown.mean(0)) / deviation
                 for task, deviation in zip(used, deviations)]
@@ -170,16 +198,18 @@ def standardised(task: Task, distance, ratio) -> tuple:
         other_mean = share * task.left_out_unknown.mean(0) + (1 - share) * other_mean
         other_deviation = share * task.left_out_unknown.std(0, correction=0) + (1 - share) * other_deviation
     width = ((deviation**2 + other_deviation**2) / 2).sqrt()
-    return tuple((((rows - (mean + other_mean) / 2) / width).clamp(-8, 8)) for rows in (task.known, task.unknown))
+    middle = (mean + other_mean) / 2
+    return tuple(((rows - middle) / width).clamp(-MAX_STANDARDISED, MAX_STANDARDISED) for rows in (task.known, task.unknown))
 
 
 def main() -> None:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("files", nargs="+", type=benchlib.existing_file, metavar="FILE", help="embeddings with right labels")
-    parser.add_argument("--tasks", type=benchlib.positive, default=400, metavar="N", help="tasks to draw [default: %(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [default: %(default)s]")
+    parser.add_argument("--tasks", type=benchlib.positive, default=400, metavar="N",
+                        help="tasks to draw from all files together [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the tasks [default: %(default)s]")
     benchlib.add_threads(parser)
-    arguments: argparse.Namespace = parser.parse_args()
+    arguments = parser.parse_args()
     benchlib.require("numpy", "torch")
     import numpy as np
     import torch
@@ -199,15 +229,15 @@ def main() -> None:
         rng = np.random.default_rng([arguments.seed, index])
         tasks += [draw(rng, rows, by_class, means) for _ in range(arguments.tasks // len(arguments.files))]
         benchlib.progress(f"{path.stem}: {len(tasks)} tasks so far")
-    tasks = [task for task in tasks if len(task.left_out_known) >= 4]
+    tasks = [task for task in tasks if len(task.left_out_known) >= MIN_LEFT_OUT]
     distance, ratio = typical(tasks)
     weights, intercept = torch.full((4,), 0.3, requires_grad=True), torch.zeros(1, requires_grad=True)
-    optimiser = torch.optim.Adam([weights, intercept], lr=0.03)
+    optimiser = torch.optim.Adam([weights, intercept], lr=RATE)
     pairs = [standardised(task, distance, ratio) for task in tasks]
     # Logistic regression of "none of these", whose log odds are intercept - similarities @ weights.
     # Its loss is softplus(log odds) for known queries and softplus(-log odds) for unknown ones.
     softplus = torch.nn.functional.softplus
-    for _ in range(400):
+    for _ in range(STEPS):
         losses = [softplus(intercept - known @ weights).mean() + softplus(unknown @ weights - intercept).mean()
                   for known, unknown in pairs]
         optimiser.zero_grad()

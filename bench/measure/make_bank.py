@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Data types by the names on the command line: the names in safetensors files, and bytes per value.
 DTYPES = {"f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2)}
 
 
@@ -28,11 +29,12 @@ def parse_arguments() -> argparse.Namespace:
                         help="rows of all classes together [default: %(default)s]")
     parser.add_argument("--dim", type=benchlib.positive, default=1600, metavar="N",
                         help="values per row [default: %(default)s]")
-    parser.add_argument("--classes", type=benchlib.positive, default=1000, metavar="N", help="[default: %(default)s]")
-    parser.add_argument("--dtype", choices=DTYPES, default="f16", help="[default: %(default)s]")
+    parser.add_argument("--classes", type=benchlib.positive, default=1000, metavar="N",
+                        help="number of classes [default: %(default)s]")
+    parser.add_argument("--dtype", choices=DTYPES, default="f16", help="data type of the values [default: %(default)s]")
     parser.add_argument("--spread", type=float, default=0.2, metavar="X",
                         help="standard deviation of the class means; that of the items is 1 [default: %(default)s]")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed [default: %(default)s]")
     arguments = parser.parse_args()
     if arguments.classes > arguments.rows:
         parser.error(f"--classes {arguments.classes}: every class needs a row, and --rows is {arguments.rows}")
@@ -40,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stored(values, dtype: str) -> bytes:
-    """f32 values as bytes of the file, little endian."""
+    """The bytes of f32 values in the data type `dtype` of the command line, little endian."""
     if dtype == "f32":
         return values.astype("<f4").tobytes()
     if dtype == "f16":
@@ -51,7 +53,7 @@ def stored(values, dtype: str) -> bytes:
 
 
 def write_bank(file, counts, arguments: argparse.Namespace) -> None:
-    """Writes the header, the labels, then the features class by class."""
+    """Writes the header, the labels, then the features class by class. `counts` are the rows per class, `[classes]`."""
     import numpy as np
 
     rows, (dtype, size) = int(counts.sum()), DTYPES[arguments.dtype]
@@ -68,6 +70,7 @@ def write_bank(file, counts, arguments: argparse.Namespace) -> None:
         mean = arguments.spread * rng.standard_normal(arguments.dim, dtype=np.float32)
         values = rng.standard_normal((count, arguments.dim), dtype=np.float32)
         values += mean
+        # The ReLU.
         np.maximum(values, 0, out=values)
         file.write(stored(values, arguments.dtype))
         if label % 50 == 49 or label + 1 == len(counts):

@@ -4,10 +4,14 @@
     cargo build --release
     python bench/measure/networks.py --python VENV/bin/python --out docs/results/networks.md
 
-The workloads are embed84, proto84, proto32, tranfs16 and tranfs_fwd64 of `trueshot bench`. PyTorch
-(bench/peers/torch_workloads.py, tuned allocator) runs in eager mode and through `torch.compile`. trueshot also runs
-with AVX2 only, and measures the peak rate of f32 multiply-adds of the machine in the same rounds. Every round runs
-each program once, every second round in the opposite order; a figure is the median over the rounds.
+The workloads are embed84, proto84, proto32, tranfs16 and tranfs_fwd64 of `trueshot bench`. Programs:
+
+  trueshot        `trueshot bench`, which in the same rounds also measures the peak rate of f32 multiply-adds of the machine
+  trueshot_avx2   the same, restricted to AVX2
+  torch_eager     bench/peers/torch_workloads.py in eager mode, with the tuned allocator
+  torch_compile   the same through `torch.compile`
+
+Every round runs each program once, every second round in the opposite order; a time is the median over the rounds.
 
 VENV is a virtual environment with bench/requirements.txt installed; `torch.compile` needs a C++ compiler. Takes about
 15 minutes, most of it for compiling (--no-compile: 5 minutes); measure on an idle machine.
@@ -23,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 from benchlib import Program  # noqa: E402
 
+# The workloads and their descriptions on the page.
 WORKLOADS = {
     "embed84": "100 images of 84 px through Conv4",
     "proto84": "a training step of Conv4, 100 images of 84 px",
@@ -37,7 +42,8 @@ def parse_arguments() -> argparse.Namespace:
     benchlib.add_out(parser, "networks.md")
     benchlib.add_peer_python(parser)
     benchlib.add_trueshot(parser)
-    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N",
+                        help="times that every program runs [default: %(default)s]")
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S",
                         help="time per workload, program and round, at least [default: %(default)s]")
     parser.add_argument("--no-compile", action="store_true", help="do not run torch.compile")
@@ -63,7 +69,7 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
 
 
 def rates(chosen: list[Program], middle: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """GFLOP/s of the programs `trueshot` and `trueshot_avx2` by workload, at the milliseconds in `middle`."""
+    """GFLOP/s of the programs `trueshot` and `trueshot_avx2` by workload, at their median milliseconds `middle`."""
     result = {}
     for program in chosen:
         if program.name.startswith("trueshot"):
@@ -99,7 +105,9 @@ def page(result: dict) -> str:
         ])
     head = ["workload", "trueshot ms", "PyTorch ms", "ratio", "compiled ms", "ratio", "AVX2 ms", "ratio", "of the peak"]
     note = f"{result['note']}\n\n" if result.get("note") else ""
-    without = " --no-compile" if "torch_compile" not in rounds else ""
+    options = f"--rounds {result['rounds']} --seconds {result['seconds']:g}"
+    if "torch_compile" not in rounds:
+        options += " --no-compile"
     return benchlib.wrapped(f"""# Networks against PyTorch
 
 Milliseconds, less is better; all on {result['threads']} threads, f32, AdamW included in training steps. A ratio is
@@ -115,12 +123,12 @@ which are fewer than those of a direct convolution), compared with the {gflops['
 multiply-add units of this machine reach on the same threads ({gflops['trueshot_avx2']['peak']:.0f} with AVX2).
 
 {note}```sh
-python bench/measure/networks.py --rounds {result['rounds']} --seconds {result['seconds']:g}{without} --python VENV/bin/python \\
+python bench/measure/networks.py {options} --python VENV/bin/python \\
     --out docs/results/networks.md
 ```
 
-{result['rounds']} rounds of at least {result['seconds']:g} s per workload and program, the programs in turns; times are medians
-over the rounds of medians within a round. The rounds of one program differ by up to {100 * result['spread']:.0f} %.
+{result['rounds']} rounds of at least {result['seconds']:g} s per workload and program, the programs in turns; times are
+medians over the rounds of medians within a round. The rounds of one program differ by up to {100 * result['spread']:.0f} %.
 PyTorch runs with an allocator that keeps freed memory (`TUNED_ALLOCATOR` in `bench/benchlib.py`).
 
 {benchlib.peers_sentence(result['peers'])}

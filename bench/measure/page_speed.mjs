@@ -3,10 +3,13 @@
 //     (cd tests/browser && npm install)
 //     TRUESHOT_BIN=target/release/trueshot node bench/measure/page_speed.mjs PHOTOS
 //
-// PHOTOS is a folder of class folders. Prints the seconds from choosing that folder to the result, with the built-in
-// network and an empty cache; then, for 5,000 small images whose verdicts are made up, how many cards are in the
-// document, the times between frames while scrolling by 100 pixels per frame, and the seconds of a search. Measure on
-// an idle machine.
+// PHOTOS is a folder of class folders. Prints:
+//
+// - the seconds from choosing that folder to the result, with the built-in network and an empty cache
+// - for 5,000 small images whose verdicts are made up: how many cards are in the document, the times between frames
+//   while scrolling by 100 pixels per frame, and the seconds of a search by name
+//
+// The environment variable CHROMIUM is the browser's program (by default /usr/bin/chromium). Measure on an idle machine.
 import { spawn } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -24,7 +27,8 @@ if (!photos || !program) {
 
 /** Starts a server and waits for its address. */
 function serve(folder) {
-  const server = spawn(program, ["serve", "--port", "0", "--data-dir", folder, "--no-cache"], { stdio: ["ignore", "pipe", "inherit"] });
+  const options = ["serve", "--port", "0", "--data-dir", folder, "--no-cache"];
+  const server = spawn(program, options, { stdio: ["ignore", "pipe", "inherit"] });
   return new Promise((ready, failed) => {
     server.stdout.once("data", (line) => ready({ server, address: String(line).trim() }));
     server.once("exit", (code) => failed(new Error(`the server ended with ${code}`)));
@@ -69,8 +73,10 @@ const scrolled = () => new Promise((done) => {
 
 const folder = mkdtempSync(join(tmpdir(), "trueshot-page-"));
 const { server, address } = await serve(folder);
-const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox", "--disable-gpu"] });
+let browser;
 try {
+  const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
+  browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
   const page = await open(browser, address);
   const count = readdirSync(photos, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile()).length;
   const first = await seconds(async () => { await page.setInputFiles("#folder-input", photos); await until(page, isDone); });
@@ -91,7 +97,7 @@ try {
   });
   console.log(`searching by name: ${searchSeconds} s`);
 } finally {
-  await browser.close();
+  await browser?.close();
   server.removeAllListeners("exit");
   server.kill("SIGINT");
   rmSync(folder, { recursive: true });

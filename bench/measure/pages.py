@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# Page: the script in this folder that writes it.
+# The script in this folder that writes a page, by the name of the page.
 SCRIPTS = {
     "speed": "speed", "networks": "networks", "bank": "bank", "cost": "cost", "python": "python_package",
     "engines": "engines", "transductive": "transductive", "duplicates": "duplicates",

@@ -33,7 +33,8 @@ import benchlib  # noqa: E402
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("photos", type=benchlib.existing_folder, metavar="PHOTOS", help="a folder of class folders")
-    parser.add_argument("--draws", type=benchlib.positive, default=1000, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--draws", type=benchlib.positive, default=1000, metavar="N",
+                        help="times that labels are exchanged and audited [default: %(default)s]")
     parser.add_argument("--wrong", type=benchlib.positive, default=3, metavar="N",
                         help="photos of each class whose labels are exchanged [default: %(default)s]")
     benchlib.add_trueshot(parser)
@@ -45,8 +46,9 @@ def exchanged(truth: list[int], wrong: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     members = {label: [item for item, other in enumerate(truth) if other == label] for label in sorted(set(truth))}
     chosen = [item for items in members.values() for item in draw.sample(items, wrong)]
-    # Each item gets the label of another one: first of an item of the next class, then sources are exchanged at random
-    # wherever both items keep a label that is not their own.
+    # Each chosen item gets the label of its source, another chosen item. At first that is one of the next class; then the
+    # sources of random pairs are exchanged if both items still get a label that is not their own. 20 attempts per item
+    # mix the sources well.
     sources = chosen[wrong:] + chosen[:wrong]
     for _ in range(20 * len(chosen)):
         a, b = draw.randrange(len(chosen)), draw.randrange(len(chosen))
@@ -59,7 +61,7 @@ def exchanged(truth: list[int], wrong: int, seed: int) -> list[int]:
 
 
 def count(items: list[dict], truth: list[int], given: list[int]) -> collections.Counter:
-    """Counts the verdicts on wrong and right labels."""
+    """Counts the verdicts of one audit. `truth` are the true labels of the items, `given` those that were audited."""
     counts = collections.Counter(wrong=0, found=0, right=0, flagged=0, suggested=0, suggested_right=0, decided=0, unsure=0)
     for item, true, label in zip(items, truth, given, strict=True):
         decided = item["verdict"] in ("relabel", "outlier", "wrong")
@@ -105,7 +107,7 @@ def main() -> None:
             return count(json.loads(report)["items"], truth, given)
 
         total: collections.Counter = collections.Counter()
-        # Every audit is a process with one thread; two of them run at the same time.
+        # Every audit is a process with one thread; two of them run at the same time (the figures do not depend on that).
         with ThreadPoolExecutor(2) as pool:
             for counts in pool.map(audit, range(arguments.draws)):
                 total.update(counts)

@@ -39,8 +39,8 @@ def parse_arguments() -> argparse.Namespace:
     benchlib.add_out(parser, "python.md")
     benchlib.add_trueshot(parser)
     parser.add_argument("--rounds", type=benchlib.positive, default=200, metavar="N",
-                        help="rounds of comparison 1; comparison 4 has a tenth of that, at least 20, comparisons 2 and 3 always "
-                             "15 and 5 [default: %(default)s]")
+                        help="rounds of comparison 1; comparison 4 has a tenth of that, at least 20; comparisons 2 and 3 "
+                             "always have 15 and 5 [default: %(default)s]")
     benchlib.add_threads(parser)
     return parser.parse_args()
 
@@ -71,7 +71,7 @@ def in_turns(rounds: int, **work: Callable[[], object]) -> dict[str, float]:
 
 
 def processor_seconds(whose: int, work: Callable[[], object]) -> float:
-    """Processor time of this process (RUSAGE_SELF) or of its children (RUSAGE_CHILDREN) during `work`."""
+    """Seconds of processor time of this process (RUSAGE_SELF) or of its children (RUSAGE_CHILDREN) during `work`."""
     before = resource.getrusage(whose)
     work()
     after = resource.getrusage(whose)
@@ -79,7 +79,7 @@ def processor_seconds(whose: int, work: Callable[[], object]) -> float:
 
 
 def fitting(rounds: int) -> list[dict]:
-    """Fitting a support set, in f32 and f64."""
+    """Comparison 1: seconds of fitting a support set, in f32 and f64."""
     import numpy as np
     import trueshot as ts
     from sklearn.neighbors import NearestCentroid
@@ -98,7 +98,7 @@ def fitting(rounds: int) -> list[dict]:
 
 
 def evaluating(program: Path, rounds: int, threads: int) -> dict:
-    """10,000 episodes in Python and on the command line."""
+    """Comparison 2: seconds of 10,000 episodes in Python and on the command line, elapsed and of the processor."""
     import numpy as np
     import trueshot as ts
 
@@ -123,27 +123,31 @@ def evaluating(program: Path, rounds: int, threads: int) -> dict:
         taken["python_processor"] = processor_seconds(resource.RUSAGE_SELF, in_python)
         taken["command_line_processor"] = processor_seconds(resource.RUSAGE_CHILDREN, on_command_line)
     if settings["python"] != settings["command_line"]:
-        benchlib.fail("ts.evaluate and trueshot eval give different results; check that the package and the program have the same version")
+        benchlib.fail("ts.evaluate and trueshot eval give different results; check that the package and the program have the "
+                      "same version")
     return taken
 
 
 def nearest_prototypes(support, labels, queries):
-    """ProtoNet for a batch: `[E, N, K, D]`, `[E, N, K]` and `[E, Q, D]` to scores `[E, Q, N]`. Support rows are grouped
-    by label, so `labels`, an argument of all batched methods, is not needed."""
+    """ProtoNet for a batch of episodes: scores `[episodes, queries, classes]` from `support` `[episodes, classes, shots, dim]`
+    and `queries` `[episodes, queries, dim]`.
+
+    Support rows are grouped by label, so `labels`, an argument of all batched methods, is not needed.
+    """
     prototypes = support.mean(axis=2)
     # -|q - p|^2 without |q|^2, which is the same for all classes.
     return 2 * queries @ prototypes.transpose(0, 2, 1) - (prototypes**2).sum(axis=2)[:, None]
 
 
 def user_method(rounds: int, threads: int) -> dict:
-    """10,000 episodes with the built-in ProtoNet and with one in NumPy."""
+    """Comparison 3: seconds of 10,000 episodes with the built-in ProtoNet and with one in NumPy."""
     import trueshot as ts
 
     X, y = support_set(20, 600, 1600, 0, spread=0.2)
     accuracies = {}
 
     def evaluated(name: str, method: object) -> Callable[[], None]:
-        """A function that evaluates a method and stores its accuracy."""
+        """A function that evaluates a method, for timing, and stores its accuracy in `accuracies`."""
         def work() -> None:
             """The function that is timed."""
             result = ts.evaluate(X, y, methods=[method], noise={"symmetric": [0.4]}, threads=threads).to_dict()
@@ -159,7 +163,7 @@ def user_method(rounds: int, threads: int) -> dict:
 
 
 def scoring(rounds: int) -> dict:
-    """Scores of labels by trueshot and by cleanlab."""
+    """Comparison 4: seconds of scoring the labels of a support set with trueshot and with cleanlab."""
     import trueshot as ts
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression
@@ -179,7 +183,7 @@ def scoring(rounds: int) -> dict:
 
 
 def page(result: dict) -> str:
-    """Formats the results as `docs/results/python.md`."""
+    """The Markdown page for a result."""
     fits = [
         [fit["rows"], f"{1e6 * fit['trueshot']:.0f} µs", f"{1e6 * fit['sklearn']:.0f} µs",
          f"{fit['sklearn'] / fit['trueshot']:.1f}"]

@@ -3,10 +3,13 @@
 
     python bench/measure/same_numbers.py BEFORE AFTER
 
-BEFORE and AFTER are two programs. Each runs evaluations, audits, classifiers and short training runs on data that this
-script makes. Then all numbers in the results are compared: those in JSON output except times, and the tensors of model
-and embeddings files. Names, messages and the text in file headers may differ. Exits with 1 if a number differs or a
-command of either program fails. Needs no packages. Takes about a minute per program.
+BEFORE and AFTER are two builds of the program `trueshot`. Each runs evaluations, audits, classifiers and short training
+runs on data that this script makes. Then the numbers in the results are compared:
+
+  - all numbers in JSON output except times and versions
+  - the tensors of model and embeddings files; names, messages and the text in file headers may differ
+
+Exits with 1 if a number differs or a command of either program fails. Needs no packages. Takes about a minute per program.
 """
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# The dimensions of the embeddings.
+# Values per row of the embeddings.
 DIM = 32
 
 
 def write_features(path: Path, prefix: str, classes: int, items: int, seed: int) -> None:
-    """Writes an embeddings file (safetensors): per class `items` rows around a random centre, all Gaussian."""
-    source = random.Random(seed)
+    """Writes an embeddings file of `classes` classes, named `prefix` and a number, with `items` rows each: a random centre
+    per class plus noise, both with a standard deviation of 1."""
+    generator = random.Random(seed)
     rows, labels = bytearray(), []
     for label in range(classes):
-        centre = [source.gauss(0, 1) for _ in range(DIM)]
+        centre = [generator.gauss(0, 1) for _ in range(DIM)]
         for _ in range(items):
-            rows += struct.pack(f"<{DIM}f", *(value + source.gauss(0, 1) for value in centre))
+            rows += struct.pack(f"<{DIM}f", *(value + generator.gauss(0, 1) for value in centre))
             labels.append(label)
     names = [f"{prefix} {number}" for number in range(classes)]
     tensors = [("labels", "I64", [len(labels)], 8 * len(labels)), ("features", "F32", [len(labels), DIM], len(rows))]
@@ -52,7 +56,7 @@ def write_png(path: Path, pixel) -> None:
 
     size = 40
     # Every line of pixels starts with the number of its filter: 0, none.
-    lines = b"".join(b"\0" + bytes(v % 256 for x in range(size) for v in pixel(x, y)) for y in range(size))
+    lines = b"".join(b"\0" + bytes(value % 256 for x in range(size) for value in pixel(x, y)) for y in range(size))
     # Width, height, 8 bits per channel, colour type 2 (RGB); the zeros stand for the only compression method, the only
     # filter method and no interlacing.
     head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
@@ -78,9 +82,9 @@ def numbers_in(value) -> list:
     """All numbers of a JSON value in order, as text with all digits. `seconds` and `version` may differ and are left
     out."""
     if isinstance(value, dict):
-        return [n for key, inner in value.items() if key not in ("seconds", "version") for n in numbers_in(inner)]
+        return [text for key, inner in value.items() if key not in ("seconds", "version") for text in numbers_in(inner)]
     if isinstance(value, list):
-        return [n for inner in value for n in numbers_in(inner)]
+        return [text for inner in value for text in numbers_in(inner)]
     return [repr(value)] if isinstance(value, (int, float)) else []
 
 
@@ -98,6 +102,7 @@ def digest_tensors(path: Path) -> str:
 def runs():
     """The name, arguments and output file (None: JSON on standard output) of every command, in the order to run them:
     some use files that earlier ones wrote. Paths are relative to the folder of `digests`."""
+    # Options of the trainings of heads, and of those on images: small networks, and few steps.
     small = "--layers 1 --width 16 --heads 2 --per-step 4 --ways 3 --shots 5 --queries 5 --steps 40 --val-queries 5 "
     small += "--val-every 20 --val-episodes 20 --noise symmetric=0,20,40"
     images = "--size 32 --ways 3 --shots 2 --queries 2 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
@@ -129,14 +134,15 @@ def runs():
     ), "f.safetensors"
     yield "train maml", f"train maml images --val images {images} --steps 4 -o m.safetensors", "m.safetensors"
     yield "train negmargin", (
-        "train negmargin images --val images --size 32 --steps 8 --batch 16 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
-        "--val-episodes 5 -o n.safetensors"
+        "train negmargin images --val images --size 32 --steps 8 --batch 16 --val-ways 3 --val-shots 2 --val-queries 2 "
+        "--val-every 4 --val-episodes 5 -o n.safetensors"
     ), "n.safetensors"
     yield "fit", "fit test.safetensors -o c.safetensors", "c.safetensors"
 
 
 def digests(program: str) -> dict[str, str]:
-    """Runs all commands with one program; returns a digest per command, or "exit", code and message if it failed."""
+    """Runs all commands with one program; returns a digest per command, or "exit", the code and the last line of the
+    messages if the command failed."""
     by_command = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -150,7 +156,7 @@ def digests(program: str) -> dict[str, str]:
                 [program, *command.split()], cwd=folder, env=environment, capture_output=True, text=True
             )
             if done.returncode != 0:
-                by_command[title] = f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+                by_command[title] = f"exit {done.returncode}: {''.join(done.stderr.strip().splitlines()[-1:])}"
             elif output is None:
                 by_command[title] = digest_json(done.stdout)
             else:
@@ -161,8 +167,10 @@ def digests(program: str) -> dict[str, str]:
 def parse_arguments() -> argparse.Namespace:
     """The two programs to compare, `before` and `after`."""
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("before", type=benchlib.built_program, metavar="BEFORE", help="the program of the earlier commit")
-    parser.add_argument("after", type=benchlib.built_program, metavar="AFTER", help="the program of the later commit")
+    parser.add_argument("before", type=benchlib.built_program, metavar="BEFORE",
+                        help="the program to compare with, for example of an earlier commit")
+    parser.add_argument("after", type=benchlib.built_program, metavar="AFTER",
+                        help="the other program, for example of a later commit")
     return parser.parse_args()
 
 

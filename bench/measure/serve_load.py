@@ -5,9 +5,16 @@
     python bench/measure/serve_load.py --seconds 10 --serve "--queue 8"
 
 Starts the server on a free port of this machine. Every client sends one audit after the other on a connection that it
-keeps. Prints one JSON object: answered requests, requests refused with 429 or 503 and Retry-After, anything else,
-response times, and the memory of the server. Exits with 1 if anything else happened or the server did not stop
-normally. Needs no packages. docs/results/serve.md has the figures.
+keeps. Prints one JSON object, with these figures among others:
+
+  answered              requests with the status 200
+  refused               requests with the status 429 or 503 and the header Retry-After, which the client obeys
+  problems              anything else: other statuses, lost connections, incomplete answers
+  p50_ms .. longest_ms  percentiles of the response times of answered requests
+  memory_.._mib         resident memory of the server before, at most and after
+
+Exits with 1 if there were problems or the server did not stop normally. Needs no packages. docs/results/serve.md has the
+figures.
 """
 from __future__ import annotations
 
@@ -32,17 +39,21 @@ class Tally:
     """Counts and response times of the requests of all clients."""
 
     seconds: list[float] = field(default_factory=list)
-    """Response times of the answered requests."""
+    """Response times of the answered requests; for the first one of a connection, including the time for connecting."""
     duration: float = 0
-    """Seconds until the last answer."""
+    """Seconds from the start until all clients have ended."""
     refused: int = 0
+    """Requests that the server refused and asked to send again later."""
     problems: list[str] = field(default_factory=list)
+    """Descriptions of everything else that happened."""
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("--clients", type=benchlib.positive, default=200, metavar="N", help="[default: %(default)s]")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="[default: %(default)s]")
+    parser.add_argument("--clients", type=benchlib.positive, default=200, metavar="N",
+                        help="clients at the same time [default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S",
+                        help="time during which clients send audits [default: %(default)s]")
     parser.add_argument("--ways", type=benchlib.positive, default=5, metavar="N",
                         help="classes of a set [default: %(default)s]")
     parser.add_argument("--shots", type=benchlib.positive, default=10, metavar="N",
@@ -54,15 +65,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def support_set(seed: int, ways: int, shots: int, dim: int) -> bytes:
-    """The JSON body of one audit: rows around class means; a fifth of the labels name another class."""
+    """The JSON body of one audit: rows around class means. A label names another class with a probability of 0.2."""
     draw = random.Random(seed)
     means = [[draw.gauss(0, 1) for _ in range(dim)] for _ in range(ways)]
     rows, labels = [], []
     for way in range(ways):
         for _ in range(shots):
             rows.append([round(value + draw.gauss(0, 0.8), 5) for value in means[way]])
-            # True counts as 1: with a probability of 0.2, the label names the next class.
-            labels.append(f"class {(way + (draw.random() < 0.2)) % ways}")
+            is_wrong = draw.random() < 0.2
+            labels.append(f"class {(way + 1) % ways if is_wrong else way}")
     return json.dumps({"rows": rows, "labels": labels}).encode()
 
 
@@ -108,7 +119,7 @@ async def client(number: int, port: int, bodies: list[bytes], until: float, tall
 
 
 async def load(arguments: argparse.Namespace, port: int, bodies: list[bytes]) -> Tally:
-    """Runs all clients at the same time."""
+    """Runs all clients at the same time. Requests in progress when the time is over are waited for."""
     tally, start = Tally(), time.monotonic()
     until = start + arguments.seconds
     await asyncio.gather(*(client(number, port, bodies, until, tally) for number in range(arguments.clients)))
@@ -118,16 +129,21 @@ async def load(arguments: argparse.Namespace, port: int, bodies: list[bytes]) ->
 
 def main() -> None:
     arguments = parse_arguments()
+    # Different sets, which every client sends in turns.
     bodies = [support_set(seed, arguments.ways, arguments.shots, arguments.dim) for seed in range(32)]
     machine = benchlib.describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         server, port = benchlib.start_server(arguments, folder)
-        idle = benchlib.process_memory(server.pid)
-        tally = asyncio.run(load(arguments, port, bodies))
-        alive = server.poll() is None
-        after = benchlib.process_memory(server.pid)
-        server.terminate()
-        exit_status = server.wait(timeout=30)
+        try:
+            idle = benchlib.process_memory(server.pid)
+            tally = asyncio.run(load(arguments, port, bodies))
+            alive = server.poll() is None
+            after = benchlib.process_memory(server.pid)
+            server.terminate()
+            exit_status = server.wait(timeout=30)
+        finally:
+            # Without effect unless this script was interrupted or the server does not stop.
+            server.kill()
     seconds = tally.seconds
     print(json.dumps({
         "clients": arguments.clients, "seconds": arguments.seconds,

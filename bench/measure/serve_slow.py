@@ -4,12 +4,17 @@
     python bench/measure/serve_slow.py
     python bench/measure/serve_slow.py --descriptors 256
 
-Starts the server on a free port of this machine. 1,000 connections send half a header; 50 uploads announce 64 MiB and
-send one byte. Each of them that the server closes is opened again after a second. Meanwhile 20 ordinary clients send
-small audits, one after the other. Prints one JSON object: response times of the ordinary clients, anything else that
-happened to them, the peak memory of the server, and the time from SIGTERM to its end while the slow clients are still
-connected. Exits with 1 if a figure is above its limit (`BARS`) or anything else happened to an ordinary client. Needs
-no packages. docs/results/serve.md has the figures.
+Starts the server on a free port of this machine. Three kinds of clients use it at the same time:
+
+  half open   1,000 connections that send half a header
+  stalled     50 uploads that announce 64 MiB and send one byte
+  ordinary    20 clients that send small audits, one after the other
+
+A half-open or stalled connection that the server closes is opened again after a second. Prints one JSON object: response
+times of the ordinary clients, problems of these clients (statuses other than 200, and responses that break off), the peak
+memory of the server, and the time from SIGTERM to its end while the slow clients are still connected. Exits with 1 if a
+figure is above its limit (`BARS`), an ordinary client had a problem, or the server did not stop normally. Needs no
+packages. docs/results/serve.md has the figures.
 """
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 HOST = "127.0.0.1"
+# The body of an audit: six rows of three values in two classes.
 SUPPORT_SET = json.dumps({
     "rows": [[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.2, 0.1], [0, 1, 0], [0.1, 0.9, 0.2], [0.9, 0, 0.1]],
     "labels": ["a", "a", "a", "b", "b", "b"],
@@ -45,6 +51,7 @@ class Tally:
     reconnected: int = 0
     """Connections of ordinary clients that were closed before a response."""
     problems: list[str] = field(default_factory=list)
+    """Anything else that happened to ordinary clients."""
     half_open: int = 0
     """Connections on which half a header was sent."""
     stalled: int = 0
@@ -55,11 +62,14 @@ class Tally:
 
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("--half-open", type=benchlib.positive, default=1000, metavar="N", help="[default: %(default)s]")
-    parser.add_argument("--stalled", type=benchlib.positive, default=50, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--half-open", type=benchlib.positive, default=1000, metavar="N",
+                        help="connections that send half a header [default: %(default)s]")
+    parser.add_argument("--stalled", type=benchlib.positive, default=50, metavar="N",
+                        help="uploads that stop after one byte [default: %(default)s]")
     parser.add_argument("--clients", type=benchlib.positive, default=20, metavar="N",
                         help="ordinary clients [default: %(default)s]")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="[default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S",
+                        help="time during which ordinary clients send audits [default: %(default)s]")
     parser.add_argument("--descriptors", type=benchlib.positive, metavar="N",
                         help="start the server with this limit on open files, soft and hard")
     benchlib.add_server(parser)
@@ -140,11 +150,12 @@ async def ordinary_client(number: int, port: int, until: float, tally: Tally) ->
 
 
 async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port: int) -> tuple[Tally, dict, float]:
-    """Runs all clients at the same time; returns the counts, the server's memory and the seconds it takes to stop."""
+    """Runs all clients at the same time, then stops the server. Returns the counts, the memory of the server before it was
+    stopped, and the seconds from SIGTERM to its end."""
     tally = Tally()
     slow = [asyncio.create_task(send_half_a_header(port, tally)) for _ in range(arguments.half_open)]
     slow += [asyncio.create_task(stall_an_upload(port, tally)) for _ in range(arguments.stalled)]
-    # All slow clients are connected before the ordinary ones start.
+    # Time for all slow clients to connect before the ordinary ones start.
     await asyncio.sleep(2)
     until = time.monotonic() + arguments.seconds
     await asyncio.gather(*(ordinary_client(number, port, until, tally) for number in range(arguments.clients)))
@@ -153,10 +164,10 @@ async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port:
     server.terminate()
     while server.poll() is None and time.monotonic() - begin < 60:
         await asyncio.sleep(0.01)
-    seconds = time.monotonic() - begin
+    stop_seconds = time.monotonic() - begin
     for task in slow:
         task.cancel()
-    return tally, memory, seconds
+    return tally, memory, stop_seconds
 
 
 def main() -> None:
@@ -174,9 +185,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         server, port = benchlib.start_server(arguments, folder, limit_descriptors)
-        idle = benchlib.process_memory(server.pid)
-        tally, memory, stop_seconds = asyncio.run(measure(arguments, server, port))
-        exit_status = server.wait(timeout=60)
+        try:
+            idle = benchlib.process_memory(server.pid)
+            tally, memory, stop_seconds = asyncio.run(measure(arguments, server, port))
+            exit_status = server.wait(timeout=60)
+        finally:
+            # Without effect unless this script was interrupted or the server does not stop.
+            server.kill()
     seconds = tally.seconds
     figures = {
         "half_open": arguments.half_open, "stalled": arguments.stalled, "clients": arguments.clients,

@@ -5,11 +5,15 @@
     python bench/measure/speed.py --python VENV/bin/python --out docs/results/speed.md
 
 The workloads are eval_mean, eval_median and eval_cosine of `trueshot bench`: 1,000 episodes (5-way 5-shot, 15 queries
-per class, no noise) from cached features, sampling included. Every round runs each program once, every second round in
-the opposite order. A figure is the median over the rounds of the medians within a round. The programs are
-`trueshot bench`, bench/peers/torch_workloads.py and bench/peers/easyfsl_episodes.py, the peers with the tuned and with
-the plain allocator; bench/peers/numpy_limits.py measures what the machine can do at best. `torch.compile` is not run:
-it compiles networks, and these workloads have none.
+per class, no noise) from cached features, sampling included. Programs:
+
+  trueshot                       `trueshot bench`
+  torch_tuned, torch_plain       bench/peers/torch_workloads.py with the tuned and with the plain allocator. `torch.compile`
+                                 is not run: it compiles networks, and these workloads have none
+  easyfsl_tuned, easyfsl_plain   bench/peers/easyfsl_episodes.py with both allocators (eval_mean only)
+
+Every round runs each program once, every second round in the opposite order. A figure is the median over the rounds of the
+medians within a round. Afterwards, bench/peers/numpy_limits.py measures what the machine can do at best.
 
 VENV is a virtual environment with bench/requirements.txt installed. Takes about three minutes; measure on an idle
 machine.
@@ -25,14 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 from benchlib import Program, Times, table  # noqa: E402
 
+# The workloads and their names on the page.
 WORKLOADS = {"eval_mean": "class means", "eval_median": "geometric medians", "eval_cosine": "cosine weights"}
+# Episodes per repetition of a workload.
 EPISODES = 1000
 
-# One episode: 5 x (5 + 15) rows of 1600 values.
+# One episode: 5 x (5 + 15) rows of 1600 values of 4 bytes.
 ROWS, DIM = 100, 1600
 BYTES = ROWS * DIM * 4
-# A multiplication and an addition per value of each product of 75 queries with 5 prototypes and for each of the 25 items
-# in a prototype. Medians and cosine weights also need the products of the 5 items of each class with each other.
+# Operations of one episode. A multiplication and an addition per value of each product of 75 queries with 5 prototypes and
+# for each of the 25 items in a prototype. Medians and cosine weights also need the products of the 5 items of each class with
+# each other.
 OF_MEANS = 2 * DIM * (75 * 5 + 25)
 OF_WEIGHTS = 2 * DIM * (75 * 5 + 25 + 5 * 5 * 5)
 OPERATIONS = {"eval_mean": OF_MEANS, "eval_median": OF_WEIGHTS, "eval_cosine": OF_WEIGHTS}
@@ -43,7 +50,8 @@ def parse_arguments() -> argparse.Namespace:
     benchlib.add_out(parser, "speed.md")
     benchlib.add_peer_python(parser)
     benchlib.add_trueshot(parser)
-    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N",
+                        help="times that every program runs [default: %(default)s]")
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S",
                         help="time per workload, program and round, at least [default: %(default)s]")
     parser.add_argument("--no-easyfsl", action="store_true", help="do not run easyfsl")
@@ -68,7 +76,7 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
 
 
 def summary(medians: Times) -> dict[str, dict[str, float]]:
-    """Medians over the rounds by workload and program; for easyfsl, that of the faster allocator."""
+    """Median milliseconds over the rounds by workload and program; for easyfsl, those with the faster allocator."""
     middle = benchlib.medians_of(medians)
     rows = {
         workload: {name: middle[name][workload] for name in ("trueshot", "torch_tuned", "torch_plain")}
@@ -150,9 +158,9 @@ none. {of_easyfsl}
 
 ## Distance to the limits of the machine
 
-An episode reads {limits['bytes_per_episode']:,} bytes of features. Class means need {operations['eval_mean']:,} operations: the means, and
-the inner products with the queries. Medians and cosine weights need {operations['eval_median']:,}, because of the inner
-products of the items of each class. What this machine does at best, measured with NumPy on the same
+An episode reads {limits['bytes_per_episode']:,} bytes of features. Class means need {operations['eval_mean']:,} operations:
+the means, and the inner products with the queries. Medians and cosine weights need {operations['eval_median']:,}, because of
+the inner products of the items of each class. What this machine does at best, measured with NumPy on the same
 number of threads, and the time of 1,000 episodes at that rate (the operations are those of
 medians):
 

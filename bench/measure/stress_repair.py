@@ -4,8 +4,17 @@
     python bench/measure/stress_repair.py --rounds 200
 
 Each round builds a folder of 240 files in three classes and a plan that moves 120 of them, runs a scenario, and checks
-that every file is there exactly once, with its content, and that the exit codes say what happened. Exits with 1 if a
-round failed. Needs no packages. 200 rounds take a few minutes.
+that every file is there exactly once, with its content, and that the exit codes say what happened. Scenarios:
+
+  undo during in-place   an undo is started while a repair in place is running
+  two in-place           two repairs of one folder are started at once
+  two copies             two repairs into one new folder are started at once
+  kill -9 of in-place    a repair in place is killed
+  kill -9 of undo        an undo is killed
+  kill -9 of a copy      a repair into a new folder is killed
+
+Prints one line per scenario with counts of how its rounds ended. Exits with 1 if a round failed. Needs no packages. 200
+rounds take a few minutes.
 """
 from __future__ import annotations
 
@@ -25,6 +34,8 @@ import benchlib  # noqa: E402
 
 CLASSES = ["ant", "bee", "cow"]
 FILES_PER_CLASS = 80
+# A process is killed at a random moment up to this many seconds after its start.
+LONGEST_LIFE = 0.03
 # The lock file of a repair, which is not part of the collection.
 IGNORED = {".trueshot-lock"}
 
@@ -34,7 +45,7 @@ class Failure(Exception):
 
 
 def build(folder: Path) -> dict[str, bytes]:
-    """Writes the collection and its plan; returns the contents of every file."""
+    """Writes the collection and its plan; returns the contents of every file by its path in the collection."""
     photos = folder / "photos"
     contents, listing, changes = {}, [], []
     for index, name in enumerate(CLASSES):
@@ -70,15 +81,15 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def require_all(found: dict[str, bytes], contents: dict[str, bytes], what: str) -> None:
-    """Fails unless the files `found` have the original `contents`, each exactly once, under any names. `what` is what
-    the error calls the files."""
+    """Fails unless the files `found` have the original `contents`, each exactly once, under any names. The error calls the
+    files `what`."""
     have, want = collections.Counter(found.values()), collections.Counter(contents.values())
     if have != want:
-        raise Failure(f"{what}: {sum((want - have).values())} files lost, {sum((have - want).values())} doubled")
+        raise Failure(f"{what}: {sum((want - have).values())} files lost, {sum((have - want).values())} duplicated")
 
 
 class Round:
-    """One folder and the commands that are run on it."""
+    """A round: a folder with a collection and its plan, and the commands that are run on it."""
 
     def __init__(self, program: str, folder: Path):
         self.program, self.folder = program, folder
@@ -106,7 +117,7 @@ class Round:
         return self.photos() == self.contents
 
     def require_undone(self) -> None:
-        """Reverts the remaining moves; the folder must then be the original one."""
+        """Reverts the remaining moves; the folder must then be the original this_round."""
         if (self.folder / "plan.undo.jsonl").exists():
             code, message = self.run("--undo", "plan.undo.jsonl")
             if code != 0:
@@ -130,112 +141,117 @@ def require_refusal(code: int, message: str) -> None:
 # --- Scenarios: each runs one round and returns how it ended, for the counts ---
 
 
-def undo_during_in_place(one: Round) -> str:
+def undo_during_in_place(this_round: Round) -> str:
     """An undo is started as soon as the repair has written its journal of moves, which the undo reads. The undo is
     refused, or runs after the repair."""
-    repair = one.start("plan.jsonl", "--in-place")
-    while repair.poll() is None and not (one.folder / "plan.undo.jsonl").exists():
+    repair = this_round.start("plan.jsonl", "--in-place")
+    while repair.poll() is None and not (this_round.folder / "plan.undo.jsonl").exists():
         time.sleep(0.0002)
-    undo = one.start("--undo", "plan.undo.jsonl")
+    undo = this_round.start("--undo", "plan.undo.jsonl")
     code, message = finish(undo)
     repaired, repair_message = finish(repair)
     if repaired != 0:
         raise Failure(f"repair: exit {repaired}: {repair_message}")
     require_refusal(code, message)
-    require_all(one.photos(), one.contents, "photos")
-    if code == 0 and not one.is_original():
+    require_all(this_round.photos(), this_round.contents, "photos")
+    if code == 0 and not this_round.is_original():
         raise Failure("undo reported success, but files are not back")
-    one.require_undone()
+    this_round.require_undone()
     return "refused" if code else "after the repair"
 
 
-def two_in_place(one: Round) -> str:
+def two_in_place(this_round: Round) -> str:
     """Two repairs of one folder are started at once: one is refused, or runs after the other."""
-    results = [finish(process) for process in [one.start("plan.jsonl", "--in-place") for _ in range(2)]]
+    results = [finish(process) for process in [this_round.start("plan.jsonl", "--in-place") for _ in range(2)]]
     for code, message in results:
         require_refusal(code, message)
     if all(code != 0 for code, _ in results):
         raise Failure("both were refused")
-    require_all(one.photos(), one.contents, "photos")
+    require_all(this_round.photos(), this_round.contents, "photos")
     # The plan quarantines every fourth file of each class.
-    if len(list((one.folder / "photos/_quarantine").rglob("*.png"))) != len(CLASSES) * FILES_PER_CLASS // 4:
+    if len(list((this_round.folder / "photos/_quarantine").rglob("*.png"))) != len(CLASSES) * FILES_PER_CLASS // 4:
         raise Failure("a repair that reported success is incomplete")
-    one.require_undone()
+    this_round.require_undone()
     return "one refused" if any(code for code, _ in results) else "one after the other"
 
 
-def two_copies(one: Round) -> str:
+def two_copies(this_round: Round) -> str:
     """Two repairs into one new folder are started at once: exactly one of them makes it."""
-    results = [finish(process) for process in [one.start("plan.jsonl", "--into", "clean") for _ in range(2)]]
+    results = [finish(process) for process in [this_round.start("plan.jsonl", "--into", "clean") for _ in range(2)]]
     for code, message in results:
         if code == 1 and "it already exists" in message:
             continue
         require_refusal(code, message)
     if [code for code, _ in results].count(0) != 1:
         raise Failure(f"exit codes {[code for code, _ in results]}")
-    copied = read(one.folder / "clean")
+    copied = read(this_round.folder / "clean")
     copied.pop("trueshot-repair.jsonl")
-    require_all(copied, one.contents, "copy")
-    if not one.is_original():
+    require_all(copied, this_round.contents, "copy")
+    if not this_round.is_original():
         raise Failure("the original has changed")
     return "one refused"
 
 
-def kill_in_place(one: Round) -> str:
+def kill_in_place(this_round: Round) -> str:
     """A repair in place is killed."""
-    process = one.start("plan.jsonl", "--in-place")
-    return killed(one, process, lambda: one.run("plan.jsonl", "--in-place"))
+    process = this_round.start("plan.jsonl", "--in-place")
+    return killed(this_round, process, lambda: this_round.run("plan.jsonl", "--in-place"))
 
 
-def kill_undo(one: Round) -> str:
+def kill_undo(this_round: Round) -> str:
     """An undo is killed. It removes its journal when it is done."""
-    code, message = one.run("plan.jsonl", "--in-place")
+    code, message = this_round.run("plan.jsonl", "--in-place")
     if code != 0:
         raise Failure(message)
-    process = one.start("--undo", "plan.undo.jsonl")
-    is_done = lambda: not (one.folder / "plan.undo.jsonl").exists()
-    return killed(one, process, lambda: (0, "") if is_done() else one.run("--undo", "plan.undo.jsonl"))
+    process = this_round.start("--undo", "plan.undo.jsonl")
+
+    def again() -> tuple[int, str]:
+        """Runs the undo again unless it is done."""
+        is_done = not (this_round.folder / "plan.undo.jsonl").exists()
+        return (0, "") if is_done else this_round.run("--undo", "plan.undo.jsonl")
+
+    return killed(this_round, process, again)
 
 
-def killed(one: Round, process: subprocess.Popen, again) -> str:
-    """Kills the process at a random moment, then half of the time finishes its work with `again()`, and reverts all; no
-    file may be lost after any step."""
-    time.sleep(random.uniform(0, 0.03))
+def killed(this_round: Round, process: subprocess.Popen, again) -> str:
+    """Kills the process at a random moment, then half of the time finishes its work with `again()`, and reverts all. Fails
+    if a file is lost after any of these steps."""
+    time.sleep(random.uniform(0, LONGEST_LIFE))
     process.send_signal(signal.SIGKILL)
     code, _ = finish(process)
-    require_no_loss(one)
+    require_no_loss(this_round)
     if random.random() < 0.5:
         code, message = again()
         if code != 0:
             raise Failure(f"the same command again: exit {code}: {message}")
-        require_all(one.photos(), one.contents, "photos")
-    one.require_undone()
+        require_all(this_round.photos(), this_round.contents, "photos")
+    this_round.require_undone()
     return "killed" if code == -signal.SIGKILL else "finished"
 
 
-def require_no_loss(one: Round) -> None:
-    """Fails if a file has no name. In the middle of a move it may have two."""
-    missing = set(one.contents.values()) - set(one.photos().values())
+def require_no_loss(this_round: Round) -> None:
+    """Fails if the content of a file is nowhere in the collection. In the middle of a move it may be there twice."""
+    missing = set(this_round.contents.values()) - set(this_round.photos().values())
     if missing:
         raise Failure(f"{len(missing)} files lost by the kill")
 
 
-def kill_copy(one: Round) -> str:
-    """A repair into a new folder is killed. The folder appears when it is complete, or the same command makes it."""
-    process = one.start("plan.jsonl", "--into", "clean")
-    time.sleep(random.uniform(0, 0.03))
+def kill_copy(this_round: Round) -> str:
+    """A repair into a new folder is killed. Either the folder is there and complete, or the same command makes it."""
+    process = this_round.start("plan.jsonl", "--into", "clean")
+    time.sleep(random.uniform(0, LONGEST_LIFE))
     process.send_signal(signal.SIGKILL)
     code, _ = finish(process)
-    if not one.is_original():
+    if not this_round.is_original():
         raise Failure("the original has changed")
-    if code != 0 and not (one.folder / "clean").exists():
-        again, message = one.run("plan.jsonl", "--into", "clean")
-        if again != 0:
-            raise Failure(f"the same command again: exit {again}: {message}")
-    copied = read(one.folder / "clean")
+    if code != 0 and not (this_round.folder / "clean").exists():
+        second_code, message = this_round.run("plan.jsonl", "--into", "clean")
+        if second_code != 0:
+            raise Failure(f"the same command again: exit {second_code}: {message}")
+    copied = read(this_round.folder / "clean")
     copied.pop("trueshot-repair.jsonl")
-    require_all(copied, one.contents, "copy")
-    left = [path.name for path in one.folder.iterdir() if path.name.startswith(".")]
+    require_all(copied, this_round.contents, "copy")
+    left = [path.name for path in this_round.folder.iterdir() if path.name.startswith(".")]
     if code != -signal.SIGKILL and left:
         raise Failure(f"left behind: {left}")
     return "killed" if code == -signal.SIGKILL else "finished"

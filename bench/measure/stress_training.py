@@ -20,11 +20,23 @@ fraction of a second. There are three kinds of rounds:
             second must be refused. The lock file of the killed training must not block others: the first command with
             --resume must finish the run.
 
-Prints one line per kind with counts; exits with 1 if a check failed. Python's standard library is enough.
+Prints one line per kind with counts; exits with 1 if a check failed. Needs no packages.
 """
-import collections, json, pathlib, random, re, shutil, signal, struct, subprocess, sys, tempfile, time
+from __future__ import annotations
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import collections
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 # Options of a training that takes a fraction of a second. It saves a checkpoint after every step (--save-every 0) and
@@ -38,32 +50,27 @@ FILES = ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"]
 MODES = ["fresh", "overwrite", "resume"]
 
 
-def write_bank(path, name, seed, classes, items=30, dim=16):
-    """Writes an embeddings file with one cluster of rows per class, named "NAME 0", "NAME 1"; `items` rows each."""
+def write_bank(path: Path, name: str, seed: int, classes: int, items: int = 30, dim: int = 16) -> None:
+    """Writes an embeddings file with one cluster of `items` rows per class; the classes are called "NAME 0", "NAME 1", ..."""
     draw = random.Random(seed)
-    values, labels = [], []
+    values: list[float] = []
+    labels: list[int] = []
     for row in range(classes * items):
         # Class c is shifted by 1.5 in the columns c, c + classes, ...; the noise is uniform.
         values += [(1.5 if column % classes == row // items else 0.0) + draw.uniform(-2, 2) for column in range(dim)]
         labels.append(row // items)
-    features, numbers = struct.pack(f"<{len(values)}f", *values), struct.pack(f"<{len(labels)}q", *labels)
-    ends = [len(numbers), len(numbers) + len(features)]
-    header = json.dumps({
-        "__metadata__": {"classes": json.dumps([f"{name} {label}" for label in range(classes)])},
-        "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, ends[0]]},
-        "features": {"dtype": "F32", "shape": [len(labels), dim], "data_offsets": ends},
-    }).encode()
-    # Spaces up to a multiple of 8 bytes keep the tensors after the header aligned.
-    header += b" " * (-len(header) % 8)
-    path.write_bytes(struct.pack("<Q", len(header)) + header + numbers + features)
+    tensors = [("labels", "I64", [len(labels)], 8 * len(labels)), ("features", "F32", [len(labels), dim], 4 * len(values))]
+    header = benchlib.embeddings_header([f"{name} {label}" for label in range(classes)], {}, tensors)
+    data = struct.pack(f"<{len(labels)}q", *labels) + struct.pack(f"<{len(values)}f", *values)
+    path.write_bytes(header + data)
 
 
 class CheckFailed(Exception):
     """A check of a round failed. The round ends, and the other rounds are still run."""
 
 
-def expect(is_true, message):
-    """Raises CheckFailed with the message if `is_true` is false."""
+def expect(is_true: object, message: str) -> None:
+    """Raises CheckFailed with the message if `is_true` is false or empty."""
     if not is_true:
         raise CheckFailed(message)
 
@@ -75,12 +82,12 @@ class Rounds:
     `seconds` is how long such a run takes.
     """
 
-    def __init__(self, binary, folder, draw):
+    def __init__(self, binary: str, folder: Path, draw: random.Random) -> None:
         self.binary, self.draw = binary, draw
-        self.counts = collections.Counter()
+        self.counts: collections.Counter = collections.Counter()
         write_bank(folder / "data.safetensors", "class", 0, 8)
         write_bank(folder / "val.safetensors", "unseen", 7, 6)
-        self.undisturbed = {}
+        self.undisturbed: dict[int, dict] = {}
         for seed in (1, 2):
             began = time.monotonic()
             run_folder = folder / f"undisturbed-{seed}"
@@ -92,23 +99,23 @@ class Rounds:
             expect(set(files) == set(FILES), f"an undisturbed training left {sorted(files)}")
             self.seconds = time.monotonic() - began
 
-    def start(self, folder, seed, *options):
-        """Starts a training in a folder, with more options."""
+    def start(self, folder: Path, seed: int, *options: str) -> subprocess.Popen:
+        """Starts a training in a folder, with more options of `trueshot train`."""
         command = [self.binary, "train", "tranfs", "../data.safetensors", "--val", "../val.safetensors",
                    "-o", "m.safetensors", "--steps", str(STEPS), "--seed", str(seed), *SMALL, *options]
         return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    def sleep_for_part_of_a_run(self):
+    def sleep_for_part_of_a_run(self) -> None:
         """Sleeps for a random time, from nothing to a little longer than a run takes."""
         time.sleep(self.draw.uniform(0, 1.05 * self.seconds))
 
-    def start_and_kill(self, folder, seed):
+    def start_and_kill(self, folder: Path, seed: int) -> None:
         """Starts a run and kills it as soon as there is a checkpoint."""
         run = self.start(folder, seed)
         wait_for_checkpoint(folder, run)
         kill(run)
 
-    def together(self, folder):
+    def together(self, folder: Path) -> None:
         """Two trainings on one output."""
         mode = self.draw.choice(MODES)
         # Other seeds give other files, which shows whose they are. --resume refuses a run with another seed.
@@ -143,10 +150,10 @@ class Rounds:
             expect_contents(folder, self.undisturbed[seeds[successful[0]]])
         self.counts[mode] += 1
 
-    def killed(self, folder):
+    def killed(self, folder: Path) -> None:
         """A training that is killed and resumed, up to three times."""
         # The lines of metrics on disk after the previous kill.
-        lines_before = []
+        lines_before: list[bytes] = []
         for attempt in range(self.draw.randint(1, 3)):
             run = self.start(folder, 1, *(["--resume"] if attempt else []))
             self.sleep_for_part_of_a_run()
@@ -169,7 +176,7 @@ class Rounds:
         expect("resuming after step" in stderr or not is_past_start, f"the run did not resume: {stderr}")
         expect_contents(folder, self.undisturbed[1])
 
-    def holder(self, folder):
+    def holder(self, folder: Path) -> None:
         """A training that is killed at a random moment after another one was started on its output."""
         first = self.start(folder, 1)
         wait_for_checkpoint(folder, first)
@@ -189,22 +196,22 @@ class Rounds:
         expect_contents(folder, self.undisturbed[1])
 
 
-def wait_for_checkpoint(folder, run):
+def wait_for_checkpoint(folder: Path, run: subprocess.Popen) -> None:
     """Waits until a training has written its first checkpoint, or has ended."""
     while not (folder / "m.checkpoint").exists() and run.poll() is None:
         time.sleep(0.001)
 
 
-def kill(run):
+def kill(run: subprocess.Popen) -> None:
     """Kills a process that this script started, and waits for its end, when the system releases its lock."""
     if run.poll() is None:
         run.send_signal(signal.SIGKILL)
     run.wait()
 
 
-def refusal_reason(stderr, holder):
+def refusal_reason(stderr: str, holder: int) -> str:
     """Why a training was refused, for the counts: a checkpoint or model exists, or the process `holder` (a process id)
-    holds the lock. Fails if the only error is neither."""
+    holds the lock. Fails if the messages in `stderr` are not exactly one error with one of these reasons."""
     errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
     expect(len(errors) == 1, f"a refused training printed {len(errors)} errors instead of 1: {stderr}")
     if "already exists" in errors[0]:
@@ -213,13 +220,13 @@ def refusal_reason(stderr, holder):
     return "refused because of the lock"
 
 
-def without_times(metrics):
+def without_times(metrics: bytes) -> list[bytes]:
     """The lines of a metrics file up to the elapsed seconds, which differ between runs."""
     # "seconds" is the last key of a line.
     return [line.split(b',"seconds"')[0] for line in metrics.splitlines()]
 
 
-def contents(folder):
+def contents(folder: Path) -> dict[str, bytes | list[bytes]]:
     """The contents of all files by name, metrics as lines without times. Temporary files are left out, because a killed
     process cannot remove them."""
     files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".part")}
@@ -228,7 +235,7 @@ def contents(folder):
     return files
 
 
-def expect_contents(folder, expected):
+def expect_contents(folder: Path, expected: dict[str, bytes | list[bytes]]) -> None:
     """Fails unless the files of a folder have the expected `contents`."""
     files = contents(folder)
     expect(set(files) == set(expected), f"files are {sorted(files)} instead of {sorted(expected)}")
@@ -236,23 +243,25 @@ def expect_contents(folder, expected):
         expect(files[name] == expected[name], f"{name} differs from that of an undisturbed run")
 
 
-def main():
+def main() -> None:
     """Runs the rounds of every kind, and prints counts per kind and the error of every failed round."""
     parser = benchlib.new_parser(__doc__)
     benchlib.add_trueshot(parser)
-    parser.add_argument("--rounds", type=benchlib.positive, default=200,
+    parser.add_argument("--rounds", type=benchlib.positive, default=200, metavar="N",
                         help="rounds of every kind [default: %(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments [default: %(default)s]")
-    parser.add_argument("--keep", type=pathlib.Path, help="copy the folders of failed rounds into this folder")
+    parser.add_argument("--seed", type=int, default=0, metavar="N",
+                        help="seed of the random moments [default: %(default)s]")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the folders of failed rounds into this folder")
     options = parser.parse_args()
-    binary, failures = str(pathlib.Path(options.trueshot).resolve()), 0
+    failures = 0
     with tempfile.TemporaryDirectory() as parent:
-        rounds = Rounds(binary, pathlib.Path(parent), random.Random(options.seed))
+        rounds = Rounds(str(options.trueshot), Path(parent), random.Random(options.seed))
         for kind in ("together", "killed", "holder"):
             rounds.counts.clear()
+            # `parts` counts the temporary files that killed trainings left.
             began, failed, parts = time.monotonic(), 0, 0
             for number in range(options.rounds):
-                folder = pathlib.Path(parent) / f"{kind}-{number}"
+                folder = Path(parent) / f"{kind}-{number}"
                 folder.mkdir()
                 try:
                     getattr(rounds, kind)(folder)

@@ -4,17 +4,21 @@
     python bench/measure/train_audit.py cifar.safetensors mini.safetensors tiny.safetensors --out audit.safetensors
     cargo build --release
 
-Each argument is an embeddings file with right labels (`trueshot embed`). A collection has 2 to 50 classes with 3 to 280
-items each, drawn from one file, in half of the cases from similar classes. Up to 42 % of its labels are made wrong (with
-noise that depends on the class, up to 60 % of a class): symmetric, paired or dependent on the class, or its items are
-replaced by items of other classes or other files. Some collections are projected to fewer dimensions or have noise added,
-and some are random clusters, so that the network does not learn one kind of embedding. Every round has its own network. Its
-inputs include the class probabilities that the round before computed, and its weights start as those of the network before;
-it is trained by cross-entropy of the true class (crates/core/src/audit/evidence.rs). Prints the loss on held-out collections after every round. Needs torch and numpy.
+Each argument is an embeddings file with right labels (`trueshot embed`). The training data are collections:
+
+  - A collection has 2 to 50 classes with 3 to 280 items each, drawn from one file, in half of the cases from similar classes.
+  - 2 to 42 % of its labels are made wrong: symmetric, paired or dependent on the class (then up to 60 % of a class), or its
+    items are replaced by items of other classes or of other files. 7 % of the collections have no wrong labels.
+  - Some collections are projected to fewer dimensions or have noise added, and some are random clusters, so that the network
+    does not learn one kind of embedding.
+
+An audit works in rounds (crates/core/src/audit/evidence.rs), and every round has its own network. The inputs of a network are
+computed from the class probabilities of the round before, and its parameters start as those of the network of the round
+before. It is trained by cross-entropy of the true class. Prints the loss on held-out collections, a tenth of all, after every
+round. Needs torch and numpy.
 """
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -28,7 +32,7 @@ import audit_evidence  # noqa: E402
 from audit_evidence import Bank, Collection, Drawn  # noqa: E402
 
 if "--help" not in sys.argv and "-h" not in sys.argv:
-    # The help is printed without any package.
+    # --help works without packages.
     benchlib.require("numpy", "torch")
     import numpy as np
     import torch
@@ -38,25 +42,28 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
 NOISES = {"symmetric": 0.22, "paired": 0.15, "dependent": 0.13, "outlier": 0.23, "foreign": 0.20}
 # Collections per training step, and passes over all of them per round.
 PER_STEP, EPOCHS = 8, 12
-# Collections up to this size have a twin, the same collection without one item. The loss also contains the squared
-# changes of P(wrong) between the two, times STABILITY, so that an audit does not depend on single items.
+# Collections of up to MOST_ITEMS_WITH_TWIN items have a twin, the same collection without one item. The loss also contains
+# the mean squared change of P(wrong) between the two, times STABILITY, so that an audit does not depend on single items.
 MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
 def random_clusters(rng) -> Bank:
     """60 classes of 140 items around one to four random centres each, with heavy tails and correlated dimensions."""
     dim, classes, items = int(np.exp(rng.uniform(np.log(6), np.log(64)))), 60, 140
-    kinds = int(rng.choice([1, 1, 2, 3, 4]))
-    centres = rng.normal(size=(classes * kinds, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
+    centres_per_class = int(rng.choice([1, 1, 2, 3, 4]))
+    centres = rng.normal(size=(classes * centres_per_class, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
+    # The items scatter with a t distribution (heavy tails), and `mixing` correlates the dimensions.
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim) * 0.7 + 0.6 * np.eye(dim)
-    owners = np.arange(classes * items) // items * kinds + rng.integers(0, kinds, classes * items)
-    rows = centres[owners] + rng.standard_t(5, (classes * items, dim)) @ mixing
+    # The centre of every item.
+    chosen = np.arange(classes * items) // items * centres_per_class + rng.integers(0, centres_per_class, classes * items)
+    rows = centres[chosen] + rng.standard_t(5, (classes * items, dim)) @ mixing
     return Bank.of("clusters", rows, np.repeat(np.arange(classes), items))
 
 
 def disturbed(rng, rows: np.ndarray) -> np.ndarray:
-    """The rows, or sometimes (36 %) rows with the same structure: randomly projected to fewer dimensions, reduced to
-    their principal components, or with noise."""
+    """The rows, or rows with the same structure: randomly projected to fewer dimensions, reduced to their principal
+    components, or with noise. Each of the three has a probability of 12 %. The first two are only for rows of over 300
+    values; for shorter ones, noise has their probability, too."""
     choice, dim = rng.uniform(), rows.shape[1]
     if choice < 0.12 and dim > 300:
         return rows @ rng.normal(size=(dim, int(np.exp(rng.uniform(np.log(12), np.log(256))))))
@@ -73,7 +80,8 @@ def disturbed(rng, rows: np.ndarray) -> np.ndarray:
 
 
 def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
-    """Items of another domain: of another file, with permuted dimensions, or nearly equal to each other."""
+    """A bank of items of another domain than `bank`: of another file, with permuted dimensions, or nearly equal to each
+    other."""
     partners = [other for other in banks if other is not bank and other.rows.shape[1] == bank.rows.shape[1]]
     source = partners[rng.integers(len(partners))] if partners else bank
     chosen = rng.permutation(len(source.classes))[: int(rng.integers(1, 12))]
@@ -89,15 +97,17 @@ def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
 
 
 def draw_task(rng, banks: list[Bank]) -> dict:
-    """A random collection as a task (see `new_task`); for a small one also its `twin`, without the item `left_out`.
+    """Draws a random collection, and returns it as a task (see `new_task`), if it is small also with its `twin`, a task
+    without the item `left_out`.
 
-    The distributions of sizes, noise and banks are those that the description of the script summarises.
+    The text at the top of this file summarises the distributions of sizes, noise and banks.
     """
     clusters = rng.uniform() < 0.18
     # Files with more classes are used more often.
     odds = np.sqrt([len(bank.classes) for bank in banks])
     bank = random_clusters(rng) if clusters else banks[rng.choice(len(banks), p=odds / odds.sum())]
     foreign = foreign_bank(rng, bank, banks)
+    # Sizes are drawn until the collection has between 6 items and `most`; a few collections are larger than the others.
     classes, items = 0, 0
     most = 2400 if rng.uniform() < 0.06 else 900
     while not 6 <= classes * items <= most:
@@ -119,9 +129,13 @@ def draw_task(rng, banks: list[Bank]) -> dict:
 
 
 def new_task(rows: np.ndarray, drawn: Drawn, chosen: np.ndarray) -> dict:
-    """The items `chosen` of a collection, with what training needs: centred rows of unit length (stored as f16),
-    their norms, given and true classes, and the class probabilities before the first round, which are 1 for the given
-    class."""
+    """The items `chosen` of a collection as a task, a dictionary with what training needs:
+
+    - `rows` `[items, dim]`, centred and of unit length (stored as f16), and their norms before that, `lengths`
+    - `given` and `truth`, the given and the true class of every item
+    - `shares` `[items, classes]`, the class probabilities that the next round starts from; before the first round they are 1
+      for the given class
+    """
     given, truth = torch.from_numpy(drawn.given[chosen]), torch.from_numpy(drawn.truth[chosen])
     unit, lengths = audit_evidence.centred(torch.from_numpy(rows[chosen].astype(np.float32)), given)
     shares = functional.one_hot(given, drawn.classes).float()
@@ -137,8 +151,8 @@ def with_twins(tasks: list[dict]):
 
 
 def add_features(task: dict) -> None:
-    """Adds `candidates` and `features` for the current class probabilities, and `target`, the index of the true class
-    among the candidates; the last index stands for none of them."""
+    """Adds to a task the `candidates` and `features` for its current `shares`, and `target` `[items]`, the index of the true
+    class among the candidates; the number of candidates stands for none of them."""
     unit = functional.normalize(task["rows"].float(), eps=1e-9)
     task["candidates"], task["features"] = audit_evidence.evidence(
         Collection(unit, task["lengths"]), task["shares"], task["given"])  # fmt: skip
@@ -147,8 +161,8 @@ def add_features(task: dict) -> None:
 
 
 def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
-    """Trains the network of one round, starting from that of the round before if there is one. Returns it and its mean
-    loss on the held-out tasks."""
+    """Trains the network of one round, starting from `before`, that of the round before, if there is one. Returns the network
+    and its mean loss on the held-out tasks."""
     scorer = audit_evidence.new_scorer()
     if before is not None:
         scorer.load_state_dict(before.state_dict())
@@ -157,7 +171,8 @@ def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def loss(task: dict, stability: float = 0):
-        """The cross-entropy of a task, and the change of P(wrong) between it and its twin times `stability`."""
+        """The cross-entropy of a task, plus the mean squared change of P(wrong) between it and its twin times
+        `stability`."""
         scores = scorer(task["features"])
         result = functional.cross_entropy(scores, task["target"])
         if stability and "twin" in task:
@@ -197,7 +212,7 @@ def save(scorers: list, path: Path) -> None:
 
 
 def write_example(scorers: list, path: Path) -> None:
-    """A small collection with the probabilities of all classes for every item, for a test of the Rust code."""
+    """Writes a small collection with the probabilities of all classes for every item, for a test of the Rust code."""
     rng = np.random.default_rng(11)
     drawn = audit_evidence.draw(rng, random_clusters(rng), 12, 6, "symmetric", 0.25, ragged=True)
     rows = drawn.rows.round(3)
@@ -208,7 +223,7 @@ def write_example(scorers: list, path: Path) -> None:
         for scorer in scorers:
             candidates, features = audit_evidence.evidence(collection, task["shares"], task["given"])
             task["shares"] = audit_evidence.spread(candidates, scorer(features).softmax(1), drawn.classes)
-    shares = [[round(share, 6) for share in shares] for shares in task["shares"].tolist()]
+    shares = [[round(share, 6) for share in of_item] for of_item in task["shares"].tolist()]
     example = {"rows": rows.astype(float).round(3).tolist(), "given": drawn.given.tolist(), "shares": shares}
     path.write_text(json.dumps(example, separators=(",", ":")).replace("],", "],\n") + "\n")
 
@@ -216,11 +231,15 @@ def write_example(scorers: list, path: Path) -> None:
 def main() -> None:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("banks", type=benchlib.existing_file, nargs="+", metavar="FILE", help="embeddings to draw from")
-    parser.add_argument("--tasks", type=benchlib.positive, default=7000, help="collections to train on")
-    parser.add_argument("--seed", type=int, default=1, help="random seed")
-    parser.add_argument("--out", type=Path, required=True, help="file to write, such as crates/core/assets/audit.safetensors")
-    parser.add_argument("--example", type=Path, help="file to write for the test of the Rust code, crates/core/tests/audit/example.json")
-    arguments: argparse.Namespace = parser.parse_args()
+    parser.add_argument("--tasks", type=benchlib.positive, default=7000, metavar="N",
+                        help="collections to draw; a tenth is held out [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed [default: %(default)s]")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE",
+                        help="write the networks to FILE, such as crates/core/assets/audit.safetensors")
+    parser.add_argument("--example", type=Path, metavar="FILE",
+                        help="also write a collection with its probabilities to FILE, for the test of the Rust code "
+                             "(crates/core/tests/audit/example.json)")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     rng, start = np.random.default_rng(arguments.seed), time.monotonic()

@@ -3,9 +3,15 @@
 
     python bench/measure/transductive.py --reference DIR --python VENV/bin/python --out docs/results/transductive.md
 
-DIR holds mini-test-features.safetensors and mini-outlier-features.safetensors; the second file stands for embeddings of
-training classes, whose mean `simpleshot:centre=FILE` subtracts. `trueshot eval --write-manifest` draws the episodes,
-evaluates trueshot on them and writes them to a file; peers/easyfsl_methods.py classifies the same queries with easyfsl.
+DIR holds these files:
+  mini-test-features.safetensors      embeddings to draw episodes from
+  mini-outlier-features.safetensors   embeddings of other classes, whose mean `simpleshot:centre=FILE` subtracts; they stand
+                                      for embeddings of training classes
+
+`trueshot eval --write-manifest` draws the episodes, evaluates trueshot on them and writes them to a file (the manifest);
+bench/peers/easyfsl_methods.py classifies the same queries with easyfsl. Exits with 1 if an accuracy differs by more than 0.1
+percentage points.
+
 Needs the reference files, and torch, numpy and easyfsl for the interpreter given with --python. Takes 25 minutes on one
 core, nearly all of it for easyfsl.
 """
@@ -22,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 FEATURES, CENTRE = "mini-test-features.safetensors", "mini-outlier-features.safetensors"
+# Methods by their names on the page; FILE stands for the path of CENTRE.
 METHODS = ["simpleshot", "simpleshot:centre=FILE", "laplacianshot", "tim", "bd-cspn", "pt-map"]
+# Options of the runs of `trueshot eval`, each with its own episodes.
 RUNS = [["--shots", "5", "--noise", "symmetric=0,40", "--noise", "paired=40"], ["--shots", "1", "--noise", "symmetric=0"]]
 # The largest allowed difference of an accuracy, in percentage points.
 ALLOWED = 0.1
@@ -51,6 +59,7 @@ def of_trueshot(arguments: argparse.Namespace, options: list[str], manifest: Pat
                "--methods", ",".join(["protonet", *methods]), "--write-manifest", manifest, "--format", "csv"]
     benchlib.progress("trueshot eval " + " ".join(options))
     rows = list(csv.DictReader(io.StringIO(benchlib.output(command))))
+    # In the CSV, a method is named with the file name of CENTRE without its ending.
     return [{"noise": row["noise"], "level": float(row["level"]), "shots": int(row["shots"]),
              "method": row["method"].replace(Path(CENTRE).stem, "FILE"),
              "episodes": int(row["episodes"]), "accuracy": float(row["accuracy"]), "ci95": float(row["ci95"])}
@@ -91,11 +100,11 @@ def page(result: dict) -> str:
     """The page for a result."""
     ours = {key(row): row for row in result["trueshot"]}
     theirs = {key(row): row for row in result["easyfsl"]}
-    settings = list(dict.fromkeys(key[:3] for key in theirs))
+    settings = list(dict.fromkeys((shots, noise, level) for shots, noise, level, _ in theirs))
     rows = [["`protonet`", *(f"{ours[*setting, 'protonet']['accuracy']:.2f}" for setting in settings)]]
     for method in METHODS:
         def cell(setting: tuple) -> str:
-            """The accuracy of trueshot, and its difference to easyfsl."""
+            """The accuracy of trueshot, and in brackets that minus the accuracy of easyfsl."""
             own, other = ours[*setting, method]["accuracy"], theirs[*setting, method]["accuracy"]
             return f"{own:.2f} ({own - other:+.3f})"
         mark = "" if method.startswith("simpleshot") else "†"
@@ -111,8 +120,8 @@ python bench/measure/transductive.py --reference DIR --python VENV/bin/python --
 
 Accuracy in percent on {episodes_by_shots(result)} per setting (5-way, 15 queries per class, seed 0) of Conv4 features
 of 20 miniImageNet test classes x 200, and in brackets the difference to easyfsl on the same support sets and queries
-({versions}, trueshot {result['trueshot_version']}). **The largest difference is {largest_difference(result):.3f} points;** accuracies have
-intervals of up to ±{interval:.2f}.
+({versions}, trueshot {result['trueshot_version']}). **The largest difference is {largest_difference(result):.3f} points;**
+accuracies have intervals of up to ±{interval:.2f}.
 
 {benchlib.table(["method", *(setting_name(*setting) for setting in settings)], rows)}
 

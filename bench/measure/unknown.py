@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -32,17 +31,13 @@ QUERIES = 20
 """Largest number of queries per class."""
 
 
+FAR_ITEMS = 200
+"""Largest number of items of --far per draw."""
+
+
 def numbers(text: str) -> list[int]:
     """An argument type: whole numbers, separated by commas."""
     return [benchlib.positive(part) for part in text.split(",")]
-
-
-def run(*command: object) -> str:
-    """Runs a program and returns its standard output."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        benchlib.fail(done.stderr)
-    return done.stdout
 
 
 def probabilities_of_none(arguments: argparse.Namespace, support, labels, queries: list) -> list:
@@ -55,14 +50,14 @@ def probabilities_of_none(arguments: argparse.Namespace, support, labels, querie
         rows = np.concatenate(queries)
         np.savez(names["support"], features=support, labels=labels)
         np.savez(names["queries"], features=rows, labels=np.zeros(len(rows), np.int64))
-        run(arguments.trueshot, "fit", names["support"], "-m", arguments.method, "-o", classifier)
-        text = run(arguments.trueshot, "predict", classifier, names["queries"], "--format", "csv")
+        benchlib.output([arguments.trueshot, "fit", names["support"], "-m", arguments.method, "-o", classifier])
+        text = benchlib.output([arguments.trueshot, "predict", classifier, names["queries"], "--format", "csv"])
     probabilities = np.array([float(line["unknown"]) for line in csv.DictReader(io.StringIO(text))])
     return np.split(probabilities, np.cumsum([len(rows) for rows in queries])[:-1])
 
 
 def draw(rng, rows, by_class: list, classes: int, arguments: argparse.Namespace) -> tuple:
-    """A support set with its labels, queries of its classes, and the same number of queries of other classes."""
+    """A support set with its labels, queries of its classes, and at most as many queries of other classes."""
     import numpy as np
 
     order = rng.permutation(len(by_class))
@@ -96,15 +91,16 @@ def measure(arguments: argparse.Namespace, path: Path, far) -> list[dict]:
         for number in range(arguments.draws):
             rng = np.random.default_rng([arguments.seed, classes, number])
             support, given, known, unknown = draw(rng, rows, by_class, classes, arguments)
-            queries = [known, unknown] + ([] if far is None else [rng.choice(far, min(200, len(far)), replace=False)])
+            queries = [known, unknown] + ([] if far is None else [rng.choice(far, min(FAR_ITEMS, len(far)), replace=False)])
             of_known, of_unknown, *of_far = probabilities_of_none(arguments, support, given, queries)
             truth = np.repeat([0, 1], [len(of_known), len(of_unknown)])
-            # The threshold at which this share of the known items is refused.
+            # The threshold at which KNOWN_REFUSED of the known items are refused.
             limit = np.quantile(of_known, 1 - KNOWN_REFUSED)
             shares = [(values >= THRESHOLD).mean() for values in (of_known, of_unknown, *of_far)]
             auroc = roc_auc_score(truth, np.concatenate([of_known, of_unknown]))
             draws.append([auroc, (of_unknown > limit).mean(), *shares])
             benchlib.progress(f"{path.stem}, {classes} classes: {number + 1} of {arguments.draws}")
+        # Without --far, the last name has no value and is left out.
         names = ["auroc", "refused_at_5_percent", "known_refused", "unknown_refused", "far_refused"]
         result = {"data": path.stem, "classes": classes}
         results.append(result | dict(zip(names, np.mean(draws, axis=0).tolist())))
@@ -136,7 +132,7 @@ def main() -> None:
     parser.add_argument("--wrong", type=float, default=0, metavar="PERCENT",
                         help="share of wrong labels in the support set [default: %(default)s]")
     parser.add_argument("--far", type=benchlib.existing_file, metavar="FILE",
-                        help="embeddings of something else, of which 200 items are predicted in every draw")
+                        help=f"embeddings of something else, of which {FAR_ITEMS} items are predicted in every draw")
     parser.add_argument("--draws", type=benchlib.positive, default=20, metavar="N",
                         help="support sets per number of classes [default: %(default)s]")
     parser.add_argument("--method", default="relabel", help="method of the classifier [default: %(default)s]")
@@ -148,6 +144,8 @@ def main() -> None:
     benchlib.require("numpy", "sklearn")
     far = None if arguments.far is None else benchlib.read_embeddings(arguments.far)[0]
     results = [result for path in arguments.files for result in measure(arguments, path, far)]
+    if not results:
+        benchlib.fail("no file has more classes than the smallest number of --classes, with more than --shots items each")
     print(table(results))
 
 

@@ -1,13 +1,15 @@
 """The evidence of `trueshot audit` in PyTorch, its network, and collections with simulated label noise. A module.
 
 `trueshot audit` estimates for every item of a labelled collection the probability of each class and of none of the
-classes. It works in rounds: from the features of the items and the class probabilities of the round before (at first 1
-for the given label), `evidence` computes numbers that describe how well an item fits a class; a small network
-(`new_scorer`) turns them into new probabilities. crates/core/src/audit/evidence.rs computes the same numbers in Rust;
-its comments say why the evidence is what it is.
+classes. It works in rounds: from the embeddings of the items and the class probabilities of the round before (at first 1
+for the given label), `evidence` computes features that describe how well an item fits a class; a small network
+(`new_scorer`) turns them into new probabilities. crates/core/src/audit/evidence.rs computes the same features in Rust;
+its comments say why the features are what they are.
 
-`measure/train_audit.py` trains the network with this module. It, `measure/audit_grid.py` and `measure/audit_checks.py`
-draw collections with known wrong labels from a `Bank` (`draw`).
+Where to start:
+  evidence, new_scorer   one round of an audit; bench/measure/train_audit.py trains the networks with them
+  draw, Bank             collections with known wrong labels, for train_audit.py, audit_grid.py and audit_checks.py in
+                         bench/measure
 """
 from __future__ import annotations
 
@@ -20,19 +22,21 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-# All of these must be equal to the constants of the Rust code, which are documented there. evidence.rs: classes
-# considered per item, numbers of neighbours that vote, penalties of the ridge regressions on the rows, and the largest
-# size of a class relative to the number of items with the given label.
-CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
-LARGEST_SIZE_RATIO = 6.0
-# waves.rs: random Fourier features, and the penalty of the regression on them.
-FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
-# score_model.rs: the conditional logit model of the scores of an item with a class.
-SCORES, MODEL_STEPS, MODEL_PENALTY, LEAST_LOG_PROBABILITY = 7, 8, 2.0, -8.0
+# All of these must be equal to the constants of the Rust code in crates/core/src/audit, which are documented there.
+# evidence.rs: classes considered per item, numbers of neighbours that vote, penalties of the ridge regressions on the rows
+# and of that on random Fourier features, the least log-probability of the logit model, and the largest size of a class
+# relative to the number of items with the given label.
+CANDIDATES, VOTERS, PENALTIES, KERNEL_PENALTY = 8, (3, 10), (1.0, 8.0), 1.0
+LEAST_LOG_PROBABILITY, LARGEST_SIZE_RATIO = -8.0, 6.0
+# waves.rs: the number of frequencies of the random Fourier features, and the scale of the kernel.
+FREQUENCIES, KERNEL_SCALE = 256, 1.5
+# score_model.rs: the conditional logit model. The number of scores of an item with a class, the number of Newton steps, the
+# penalty on the distance from the typical weights, and these weights.
+SCORES, MODEL_STEPS, MODEL_PENALTY = 7, 8, 2.0
 TYPICAL_WEIGHTS = (0.5, -0.2, 0.05, 0.1, 0.9, 0.07, 0.6)
-# scorer.rs: the features of an item with a class (11 of the class, 19 of the item, 8 relative to other classes), hidden
-# units of the network, and rounds.
-CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 11, 38, 8, 32, 3
+# scorer.rs: the number of features of an item with a class (11 of the class, 19 of the item, 8 relative to other classes),
+# the number of class features and of relative ones, hidden units of the network, and rounds.
+FEATURES, CLASS_FEATURES, RELATIVE, WIDTH, ROUNDS = 38, 11, 8, 32, 3
 
 
 def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,20 +98,23 @@ class Ridge:
         self.by_rows = rows.shape[0] <= rows.shape[1]
         small = gram if self.by_rows else rows.T @ rows
         inverse = torch.linalg.inv(small + penalty * torch.eye(len(small)))
+        # H is `smoother`, or `smoother @ rows.T` if computed from the inner products of dimensions.
         self.smoother = gram @ inverse if self.by_rows else rows @ inverse
         self.leverage = (self.smoother.diagonal() if self.by_rows else (self.smoother * rows).sum(1)).clamp(1e-6, 1 - 1e-3)
 
     def predictions(self, targets: Tensor) -> Tensor:
-        """The left-out predictions of `targets` `[items, classes]`."""
-        known = targets if self.by_rows else self.rows.T @ targets
+        """The left-out predictions of `targets`, both `[items, classes]`."""
+        factors = targets if self.by_rows else self.rows.T @ targets
         leverage = self.leverage[:, None]
-        return (self.smoother @ known - leverage * targets) / (1 - leverage)
+        return (self.smoother @ factors - leverage * targets) / (1 - leverage)
 
 
 class Collection:
     """The quantities that do not depend on labels: cosines, neighbours, and three ridge regressions.
 
-    `cosines` and `neighbours` `[items, 10]` are the most similar other items, most similar first.
+    `rows` are centred and of unit length, and `lengths` their norms before that (see `centred`). `neighbours` are the 10
+    most similar other items of every item, most similar first, and `cosines` the cosines with them, both `[items, 10]`
+    (fewer columns in collections of up to 10 items).
     """
 
     def __init__(self, rows: Tensor, lengths: Tensor) -> None:
@@ -119,20 +126,19 @@ class Collection:
         # 1 / dimensions; at most 10,000.
         squares = (self.gram**2).sum() - (self.gram.diagonal() ** 2).sum()
         self.dimensions = 1 / max(float(squares) / max(len(rows) * (len(rows) - 1), 1), 1e-4)
-        # An item is no neighbour of itself: -9 is below all cosines.
+        # -9 is below all cosines, so that an item is not a neighbour of itself.
         others = self.gram.clone()
         others.fill_diagonal_(-9)
         self.cosines, self.neighbours = others.topk(min(VOTERS[1], len(rows) - 1), 1)
 
 
 def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
-    """Log-probabilities of the candidates by a conditional logit model of the scores, fitted to this collection
-    (crates/core/src/audit/score_model.rs).
+    """Log-probabilities of the candidates, `[items, candidates]`, by a conditional logit model of the scores, fitted to this
+    collection (crates/core/src/audit/score_model.rs).
 
     The probability of a candidate is proportional to exp(scores @ weights). `scores` is `[items, candidates, SCORES]`,
-    `shares` `[items, candidates]` the probabilities of the candidates by the round before, and `fitted` of the same
-    shape says to which candidates the model is fitted, which must not depend on the given class. The result has that
-    shape too.
+    `shares` `[items, candidates]` are the probabilities of the candidates by the round before, and `fitted`
+    `[items, candidates]` says to which candidates the model is fitted, which must not depend on the given class.
     """
     import torch
 
@@ -147,13 +153,15 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
         entropy = (totals * (logits + masked).logsumexp(1) - (shares * logits).sum(1)).sum()
         return entropy + MODEL_PENALTY / 2 * ((weights - start) ** 2).sum()
 
-    # Newton's method: the Hessian is awayᵀ away plus the penalty. A step that would increase the loss is halved, up
-    # to five times.
+    # Newton's method. With the rows of `away`, which are the deviations of the scores from their mean, times the square root
+    # of their weight, the Hessian is awayᵀ away plus the penalty. A step that would increase the loss is halved, up to five
+    # times; then the iteration ends.
     weights, best = start, loss(start)
     for _ in range(MODEL_STEPS):
         probabilities = (scores @ weights + masked).softmax(1)
         mean = (probabilities[:, :, None] * scores).sum(1)
-        gradient = (totals[:, None] * mean - (shares[:, :, None] * scores).sum(1)).sum(0) + MODEL_PENALTY * (weights - start)
+        gradient = (totals[:, None] * mean - (shares[:, :, None] * scores).sum(1)).sum(0)
+        gradient = gradient + MODEL_PENALTY * (weights - start)
         away = (scores - mean[:, None]) * (totals[:, None] * probabilities).sqrt()[:, :, None]
         away = away.reshape(-1, scores.shape[2])
         step = torch.linalg.solve(away.T @ away + MODEL_PENALTY * torch.eye(len(start), dtype=torch.float64), gradient)
@@ -167,8 +175,8 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
     return (scores @ weights).log_softmax(1).float()
 
 
-def usual(values: Tensor) -> Tensor:
-    """Values minus their mean, in units of two standard deviations, and limited to 3 of these."""
+def standardised(values: Tensor) -> Tensor:
+    """Values minus their mean, divided by two standard deviations, and limited to the range from -3 to 3."""
     return ((values - values.mean()) / values.std(unbiased=False).clamp(min=1e-3)).clamp(-6, 6) / 2
 
 
@@ -182,7 +190,8 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     """
     import torch
 
-    # Sizes of the classes, and the left-out predictions of the three regressions, `[items, classes]`.
+    # The expected sizes of the classes, `[classes]`, and the left-out predictions of the three regressions, `[items, classes]`
+    # each.
     count, classes = shares.shape
     every = torch.arange(count)
     sizes = shares.sum(0)
@@ -191,34 +200,35 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     # Cosine of each item with the sum of the items of each class, without the item itself: with the sum s and the item
     # x, which has the share p in it, x · (s - p x) / |s - p x|. It is 0 where the class has hardly any other items.
     products = collection.gram @ shares
-    squares = collection.gram.diagonal()[:, None]
-    lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squares
+    squared_norms = collection.gram.diagonal()[:, None]
+    squared_lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squared_norms
     others = sizes[None] - shares
-    cosines = (products - shares * squares) / lengths.clamp(min=1e-6).sqrt()
+    cosines = (products - shares * squared_norms) / squared_lengths.clamp(min=1e-6).sqrt()
     cosines = torch.where(others > 0.05, cosines, torch.zeros_like(cosines))
     # How typical this cosine is for items of the class: standardised by the mean and the deviation of the class, to
     # which three items with the mean and deviation of all classes are added.
     mean = ((shares * cosines).sum(0) + 3 * (shares * cosines).sum() / total) / (sizes + 3)
-    deviations = shares * (cosines - mean) ** 2
-    spread = ((deviations.sum(0) + 3 * deviations.sum() / total) / (sizes + 3)).clamp(min=1e-4).sqrt()
-    typical = ((cosines - mean) / spread).clamp(-8, 8) / 2
+    squared_deviations = shares * (cosines - mean) ** 2
+    variance = (squared_deviations.sum(0) + 3 * squared_deviations.sum() / total) / (sizes + 3)
+    typical = ((cosines - mean) / variance.clamp(min=1e-4).sqrt()).clamp(-8, 8) / 2
     # The shares of the classes among the 3 and the 10 nearest items; more similar ones count more.
     votes = []
     for voters in VOTERS:
-        nearest, rows = collection.cosines[:, :voters], collection.neighbours[:, :voters]
+        nearest, neighbours = collection.cosines[:, :voters], collection.neighbours[:, :voters]
         weights = torch.exp(8 * (nearest - nearest[:, :1]))
-        votes.append(3 * (shares[rows] * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
-    # The logarithm of how often other items of the class carry the item's label, with four more items of which 80 %
-    # have the right label. A class counts as at most LARGEST_SIZE_RATIO times the items with this label.
+        votes.append(3 * (shares[neighbours] * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
+    # The logarithm of how often other items of the class carry the item's label (`same`), with four more items of which 80 %
+    # have the right label. A class counts as at most LARGEST_SIZE_RATIO times the items with this label (`counted`).
     is_given = torch.zeros(count, classes)
     is_given[every, given] = 1
     same = (shares.T @ is_given)[:, given].T - shares
     prior = torch.where(is_given > 0, 0.8, 0.2 / max(classes - 1, 1))
     counted = torch.minimum(others, LARGEST_SIZE_RATIO * torch.bincount(given)[given][:, None])
     same = torch.where(counted < others, same * counted / others, same)
-    labels = torch.log(((same + 4 * prior) / (counted + 4)).clamp(min=1e-4)) / 2
-    sizes_seen = torch.log1p(counted.clamp(min=0, max=150)) / 2
-    columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * is_given, sizes_seen]
+    label_evidence = torch.log(((same + 4 * prior) / (counted + 4)).clamp(min=1e-4)) / 2
+    log_sizes = torch.log1p(counted.clamp(min=0, max=150)) / 2
+    # The first SCORES columns are the scores.
+    columns = [*ridges, 4 * cosines, typical, *votes, label_evidence, 2 * is_given, log_sizes]
     features = torch.stack(columns, 2)
     # The candidates: the given class first, then those with the best scores.
     ranks = ridges[1] + ridges[2] + 4 * cosines
@@ -231,24 +241,28 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
         fitted[:, 0], fitted[:, -1] = among_best, ~among_best
     # The features of the candidates only, with the log-probability of the model after the scores.
     features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES - 1))
-    logs = log_probabilities(features[:, :, :SCORES], torch.gather(shares, 1, candidates), fitted).clamp(min=LEAST_LOG_PROBABILITY) / 2
+    logs = log_probabilities(features[:, :, :SCORES], torch.gather(shares, 1, candidates), fitted)
+    logs = logs.clamp(min=LEAST_LOG_PROBABILITY) / 2
     features = torch.cat([features[:, :, :SCORES], logs[:, :, None], features[:, :, SCORES:]], 2)
-    # Features of the item and of the collection, the same for all candidates: the number of classes; the cosine with
-    # the nearest item and the mean of the nearest five, each standardised and as it is; the share of wrong labels; the
-    # leverages and the norm, standardised; the share of neighbours of none of the classes; the numbers of items and of
-    # dimensions; and the means of seven class features over all items with their given class, which say how well labels
-    # can be predicted.
-    item = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
+    # Features of the item and of the collection, `[items]` each, which are the same for all candidates:
+    # - the number of classes
+    # - the cosine with the nearest item and the mean of the nearest five, each standardised and as it is
+    # - the expected share of wrong labels
+    # - the leverages in the first and the last regression, and the norm, standardised
+    # - the share of neighbours that belong to none of the classes
+    # - the numbers of items and of dimensions
+    # - the means of seven class features over all items with their given class, which say how well labels can be predicted
+    item_features = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
     for closeness in (collection.cosines[:, 0], collection.cosines[:, :5].mean(1)):
-        item += [usual(closeness), 2 * closeness]
-    item.append(torch.full((count,), 2 * float(1 - shares[every, given].mean())))
-    item += [usual(collection.ridges[number].leverage.log()) for number in (0, 2)]
-    item += [usual(collection.lengths.log()), 3 - votes[1].sum(1)]
-    item += [torch.full((count,), math.log(value) / 3) for value in (count, collection.dimensions)]
+        item_features += [standardised(closeness), 2 * closeness]
+    item_features.append(torch.full((count,), 2 * float(1 - shares[every, given].mean())))
+    item_features += [standardised(collection.ridges[number].leverage.log()) for number in (0, 2)]
+    item_features += [standardised(collection.lengths.log()), 3 - votes[1].sum(1)]
+    item_features += [torch.full((count,), math.log(value) / 3) for value in (count, collection.dimensions)]
     means = features[:, 0, [0, 1, 2, 3, 5, 6, 7]].mean(0)
-    item += [mean.expand(count) for mean in means]
-    features = torch.cat([features, torch.stack(item, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
-    # Relative features: each minus the best value among the other candidates.
+    item_features += [mean.expand(count) for mean in means]
+    features = torch.cat([features, torch.stack(item_features, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
+    # Relative features: the first RELATIVE features, each minus the best value among the other candidates.
     best = features[:, :, :RELATIVE].topk(min(2, candidates.shape[1]), 1)
     is_best = torch.arange(candidates.shape[1])[None, :, None] == best.indices[:, :1]
     rivals = torch.where(is_best, best.values[:, -1:], best.values[:, :1])
@@ -270,7 +284,7 @@ def new_scorer():
         return nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
 
     class Scorer(nn.Module):
-        """The two networks."""
+        """The two networks of a round, `of_class` and `of_none`."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -285,7 +299,8 @@ def new_scorer():
 
 
 def spread(candidates: Tensor, probabilities: Tensor, classes: int) -> Tensor:
-    """Probabilities `[items, candidates + 1]` as probabilities of all classes `[items, classes]`, without "none"."""
+    """The probabilities of all classes, `[items, classes]`, from those of the candidates and of none of the classes,
+    `[items, candidates + 1]`. Classes that are not candidates have the probability 0."""
     import torch
 
     return torch.zeros(len(candidates), classes).scatter_(1, candidates, probabilities[:, :-1])
@@ -301,7 +316,7 @@ class Bank:
     classes: list[np.ndarray]
     """The row numbers of each class."""
     similar: np.ndarray | None = field(default=None, repr=False)
-    """`[classes, classes]`: the result of `similar_classes` for every class, once it was needed."""
+    """`[classes, classes]`: the result of `similar_classes` for every class; None until the first call."""
 
     @classmethod
     def of(cls, name: str, rows: np.ndarray, labels: np.ndarray) -> Bank:
@@ -346,11 +361,16 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     """Draws a collection of up to `items` items of each of `classes` classes, about a share `level` of whose labels is
     wrong.
 
-    `noise` is symmetric (any other class), paired (the next class), dependent (the share of wrong labels and the odds
-    of the other classes differ between classes), or the items are replaced: outlier by items of other classes of the
-    bank, foreign by items of the bank `foreign`. With `ragged`, classes have different sizes; with `similar`, they are
-    drawn from classes that are similar to each other. The first class has `ratio` times the items of the others, if the
-    bank has enough.
+    `noise` says which labels wrong items get, or which items replace others and keep their labels:
+
+    - symmetric: the label of any other class
+    - paired: the label of the next class
+    - dependent: as symmetric, but the share of wrong labels and the odds of the other classes differ between classes
+    - outlier: items of classes of the bank that are not in the collection; without such classes, no label is wrong
+    - foreign: items of the bank `foreign`; without that bank as outlier
+
+    With `ragged`, classes have different sizes; with `similar`, they are drawn from classes that are similar to each other.
+    The first class has `ratio` times the items of the others, if the bank has enough.
     """
     import numpy as np
 
@@ -362,7 +382,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     chosen = rng.choice(pool, classes, replace=False)
     not_chosen = [number for number in pool if number not in set(chosen)]
     picked = []
-    # Ragged classes have at least 30 % of the items; in two of five collections, at least 5 %.
+    # Ragged classes have at least 30 % of `items`; in two of five collections, at least 5 %.
     smallest = (0.05 if rng.uniform() < 0.4 else 0.3) if ragged else 1
     for number in chosen:
         wanted = max(2, int(items * smallest ** rng.uniform(0, 1))) if ragged else items
@@ -371,20 +391,22 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
 
     def some(where: np.ndarray, share: float) -> np.ndarray:
-        """A random part of the items `where`. A random number is added before rounding down, so that the share is right
-        on average."""
+        """A random part of the items `where`, a share `share` of them. A random number is added before rounding down, so that
+        the share is right on average."""
         return rng.permutation(where)[: int(share * len(where) + rng.uniform())]
 
     if noise in ("outlier", "foreign"):
         source = foreign if noise == "foreign" and foreign is not None else bank
         numbers = range(len(source.classes)) if source is not bank else not_chosen
         numbers = rng.choice(numbers, min(len(numbers), int(rng.integers(1, 12))), replace=False) if len(numbers) else []
+        # Rows of the source, of up to 11 of its classes, that replace the items `wrong`.
         others = np.concatenate([source.classes[number] for number in numbers]) if len(numbers) else np.zeros(0, int)
         wrong = some(np.arange(len(rows)), level)[: len(others)]
         rows[wrong] = source.rows[rng.choice(others, len(wrong), replace=False)] if len(wrong) else rows[wrong]
         truth[wrong] = classes
     else:
-        # For dependent noise: most of the probability of a row is on a few classes.
+        # For dependent noise: the odds of the other classes, `[classes, classes]`. In every row, a few classes have most of
+        # the probability.
         partners = rng.dirichlet(np.full(classes, 0.3), classes)
         for label in range(classes):
             share = min(0.6, level * rng.uniform(0, 2)) if noise == "dependent" else level

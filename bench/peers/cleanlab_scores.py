@@ -3,13 +3,18 @@
 
     python bench/peers/cleanlab_scores.py SETS
 
-SETS is an .npz file, or a folder of .npy files as the example `audit_quality` writes them with --write, with the arrays
-`x` [sets, items, dim], `given` [sets, items], the given labels, and `wrong` [sets, items], 1 where the label is wrong.
+SETS is an .npz file, or a folder of .npy files as the example `audit_quality` writes them with --write, with these arrays:
 
-For every set: class probabilities by logistic regression (C = 10) on the features at unit length, cross-validated in 5
-stratified folds, or fewer if the smallest class has fewer items; then cleanlab's `get_label_quality_scores`. One minus
-the quality is the score of "wrong". Prints one JSON object: `sets`, `auroc` and `average_precision` over all items of
-all sets. A set with a class of one item cannot be cross-validated and is an error. Needs numpy, scikit-learn and
+  x       features, [sets, items, dim]
+  given   given labels, [sets, items]
+  wrong   1 where the label is wrong, [sets, items]
+
+For every set, a logistic regression (C = 10) on the features at unit length computes class probabilities, cross-validated in
+5 stratified folds, or fewer if the smallest class has fewer items. cleanlab's `get_label_quality_scores` computes a quality
+from them; one minus the quality is the score of "wrong". A set with a class of one item cannot be cross-validated and is an
+error.
+
+Prints one JSON object: `sets`, `auroc` and `average_precision` over all items of all sets. Needs numpy, scikit-learn and
 cleanlab.
 """
 from __future__ import annotations
@@ -23,7 +28,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# The names of the arrays in SETS.
 ARRAYS = ("x", "given", "wrong")
+# Folds of the cross-validation, if all classes have enough items.
 MOST_FOLDS = 5
 
 
@@ -34,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(path: Path) -> list:
-    """The three arrays."""
+    """The arrays `x`, `given` and `wrong` of a file or folder."""
     import numpy as np
 
     try:
@@ -54,12 +61,13 @@ def load(path: Path) -> list:
 
 
 def label_quality(features, given):
-    """cleanlab's quality score of every label of one set."""
+    """cleanlab's quality scores of the labels of one set, `[items]`, low for labels that are probably wrong."""
     import numpy as np
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
+    # The regression needs classes without gaps in their numbers.
     classes, given = np.unique(given, return_inverse=True)
     smallest = int(np.bincount(given).min())
     if smallest < 2:

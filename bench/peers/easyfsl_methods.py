@@ -7,8 +7,8 @@
 Reads the episodes that `trueshot eval --write-manifest` wrote, so both programs classify the same queries with the same
 support sets. Prints one JSON line per noise setting and method: `noise`, `level`, `shots`, `method` (as trueshot names
 it), `episodes`, `accuracy` in percent and `undefined` (queries whose scores are NaN or all 0, which is what underflow
-leaves). All methods work on rows of unit length
-(`feature_normalization=2`); SimpleShot subtracts the mean of the support set, and with --centre also that of a file.
+leaves). All methods work on rows of unit length (`feature_normalization=2`). SimpleShot subtracts the mean of the support
+set; with --centre, a second SimpleShot subtracts the mean of that file instead.
 Needs torch, numpy and easyfsl. 1,000 episodes of 5 shots take about 5 minutes per noise setting on one core, most of it
 for TIM.
 """
@@ -48,14 +48,14 @@ def models(support, centre):
 
 
 class Tally:
-    """The answers of one method under one noise setting."""
+    """The number of right predictions of one method under one noise setting."""
 
     def __init__(self) -> None:
         self.right, self.queries, self.undefined = 0, 0, 0
 
-    def add(self, scores, answers) -> None:
-        self.right += int((scores.argmax(1) == answers).sum())
-        self.queries += len(answers)
+    def add(self, scores, query_classes) -> None:
+        self.right += int((scores.argmax(1) == query_classes).sum())
+        self.queries += len(query_classes)
         self.undefined += int((scores.isnan().any(1) | (scores == 0).all(1)).sum())
 
     def result(self) -> dict:
@@ -65,6 +65,7 @@ class Tally:
 def support_rows(episode: dict, setting: int) -> list[int]:
     """The rows of the support set under one noise setting, class by class."""
     support = [list(rows) for rows in episode["support"]]
+    # A replaced item: its given class, its position among the items of that class, its row, and its true class.
     for given, place, row, _ in episode["replaced"][setting]:
         support[given][place] = row
     return [row for rows in support for row in rows]
@@ -85,16 +86,17 @@ def main() -> None:
             benchlib.progress(f"{number} of {len(episodes)} episodes")
         classes = range(len(episode["classes"]))
         given = torch.tensor([label for label in classes for _ in episode["support"][label]])
-        answers = torch.tensor([label for label in classes for _ in episode["queries"][label]])
+        query_classes = torch.tensor([label for label in classes for _ in episode["queries"][label]])
         queries = features[[row for rows in episode["queries"] for row in rows]]
         for setting, of_setting in enumerate(tallies):
+            # -1: the item belongs to none of the classes.
             if any(truth < 0 for *_, truth in episode["replaced"][setting]):
                 benchlib.fail("episodes with outlier noise are not supported")
             support = features[support_rows(episode, setting)]
             for name, model in models(support, centre).items():
                 model.process_support_set(support, given)
                 with torch.no_grad():
-                    of_setting.setdefault(name, Tally()).add(model(queries), answers)
+                    of_setting.setdefault(name, Tally()).add(model(queries), query_classes)
     for noise, of_setting in zip(header["noises"], tallies):
         for name, tally in of_setting.items():
             line = {"noise": noise["noise"], "level": noise["level"], "shots": header["spec"]["shots"]["max"], "method": name,

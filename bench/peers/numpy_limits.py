@@ -4,11 +4,14 @@
     python bench/peers/numpy_limits.py --threads 2
 
 An episode of `trueshot bench` gathers 100 random rows of 1600 values from a bank of 20 x 600 rows, and computes inner
-products between them. This measures both operations alone: the rate at which --threads processes together gather such
-rows into a small buffer that stays in the cache, and the rate of NumPy's f32 matrix product on --threads threads.
-Neither is a strict limit, but a program that comes close to both has little left to gain.
+products between them. This script measures both operations alone, and prints one JSON object:
 
-Prints one JSON object: `gather_gb_s`, `gather_ms` (1,000 episodes at that rate) and `sgemm_gflop_s`. Needs numpy.
+  gather_gb_s     10⁹ bytes per second that --threads processes together gather of such rows, each into a small buffer that
+                  stays in the cache
+  gather_ms       milliseconds of 1,000 episodes at that rate
+  sgemm_gflop_s   10⁹ operations per second of NumPy's f32 matrix product on --threads threads
+
+Neither rate is a strict limit, but a program that comes close to both has little left to gain. Needs numpy.
 """
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# The bank of `trueshot bench`: classes, rows per class, values per row; and the rows that an episode gathers.
 CLASSES, ITEMS, DIM, ROWS = 20, 600, 1600, 100
 
 
@@ -35,7 +39,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def gather(bank, start, results, seed: int, seconds: float) -> None:
-    """One process: gathers the rows of episodes for `seconds` and reports bytes per second."""
+    """The work of one process: waits at the barrier `start`, gathers the rows of episodes for `seconds`, and puts the bytes
+    per second into the queue `results`."""
     import numpy as np
 
     drawn = np.random.default_rng(seed).integers(0, len(bank), (2000, ROWS))
@@ -43,7 +48,7 @@ def gather(bank, start, results, seed: int, seconds: float) -> None:
     start.wait()
     begin, episodes = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
-        # 100 episodes between two looks at the clock, from a moving start among the 2,000 drawn ones.
+        # 100 of the 2,000 drawn episodes between two readings of the clock, other ones each time.
         for rows in drawn[episodes % 1900 :][:100]:
             # With `out`, the default mode="raise" copies through a hidden buffer.
             np.take(bank, rows, axis=0, out=buffer, mode="clip")
@@ -52,14 +57,14 @@ def gather(bank, start, results, seed: int, seconds: float) -> None:
 
 
 def gather_bandwidth(processes: int, seconds: float) -> float:
-    """Bytes per second of all processes together."""
+    """The rate in bytes per second at which all processes together gather rows."""
     import numpy as np
 
     bank = np.random.default_rng(0).standard_normal((CLASSES * ITEMS, DIM), dtype=np.float32)
     # Forked processes share the bank's memory like threads, without sharing an interpreter lock.
     fork = multiprocessing.get_context("fork")
     start, results = fork.Barrier(processes), fork.Queue()
-    workers = [fork.Process(target=gather, args=(bank, start, results, n, seconds)) for n in range(processes)]
+    workers = [fork.Process(target=gather, args=(bank, start, results, seed, seconds)) for seed in range(processes)]
     for worker in workers:
         worker.start()
     total = sum(results.get() for _ in workers)
@@ -69,7 +74,8 @@ def gather_bandwidth(processes: int, seconds: float) -> float:
 
 
 def matrix_product_rate(seconds: float, size: int = 1536) -> float:
-    """Operations per second of the fastest repetition, which other programs disturbed least."""
+    """Operations per second of the product of two matrices of `size` x `size` values, in the fastest repetition, which other
+    programs disturbed least."""
     import numpy as np
 
     left, right = np.random.default_rng(0).standard_normal((2, size, size), dtype=np.float32)

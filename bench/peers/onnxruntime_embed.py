@@ -4,13 +4,17 @@
     python bench/peers/onnxruntime_embed.py PHOTOS --model efficientnet-lite0.onnx --threads 2
 
 Decodes, resizes and embeds every photo, as `trueshot embed PHOTOS` does. Pillow releases the interpreter lock, so photos
-are decoded on a pool of threads. Two ways of sharing the work are timed, and the faster one is the figure to compare
-with: `batches` runs 8 photos at a time through the model on all threads while the next ones are decoded, `pool` lets
-every thread decode a photo and run it through the model on its own. Starting Python, loading the model and one batch to
-warm up are not counted. bench/measure/embed.py runs this and trueshot in turns.
+are decoded on a pool of threads. Two ways of sharing the work between threads are timed; the faster one is the figure to
+compare with:
 
-Prints one JSON object: `photos`, `batches_s`, `pool_s`. --output writes the embeddings, to compare them with
-trueshot's. Needs numpy, onnxruntime and pillow.
+  batches   8 photos at a time go through the model on all threads while the next ones are decoded
+  pool      every thread decodes a photo and runs it through the model on its own
+
+Starting Python, loading the model and one batch to warm up are not counted. bench/measure/embed.py runs this program and
+trueshot in turns.
+
+Prints one JSON object: `photos`, and the seconds `batches_s` and `pool_s`. --output writes the embeddings, to compare them
+with trueshot's. Needs numpy, onnxruntime and pillow.
 """
 from __future__ import annotations
 
@@ -26,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 from onnxruntime_features import SUFFIXES, open_session, pixels  # noqa: E402
 
+# Pixels of the side that photos are resized to, and photos per batch.
 SIZE, BATCH = 224, 8
-# Batches that are decoded before they are needed. More would only use memory.
+# Batches that are decoded before the model needs them. More would only use memory.
 AHEAD = 4
 
 
@@ -42,23 +47,24 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(session, batch):
-    """The embeddings of a batch of images."""
+    """The embeddings of a batch of images `[n, 3, SIZE, SIZE]`."""
     return session.run(["embedding"], {"input": batch})[0]
 
 
 def in_batches(paths: list[Path], session, threads: int):
-    """Runs batches through the model on all threads while later photos are decoded."""
+    """The embeddings of all photos: batches run through the model on all threads while later photos are decoded."""
     import numpy as np
 
     groups = [paths[start:start + BATCH] for start in range(0, len(paths), BATCH)]
     rows = []
     with ThreadPoolExecutor(threads) as pool:
         def decode(group: list[Path]) -> list:
+            """Starts decoding a batch of photos; returns a future for each."""
             return [pool.submit(pixels, path, SIZE, upright=True) for path in group]
 
         pending = deque(decode(group) for group in groups[:AHEAD])
         while pending:
-            images = [image.result() for image in pending.popleft()]
+            images = [future.result() for future in pending.popleft()]
             if (following := len(rows) + AHEAD) < len(groups):
                 pending.append(decode(groups[following]))
             rows.append(run(session, np.stack(images)))
@@ -66,7 +72,7 @@ def in_batches(paths: list[Path], session, threads: int):
 
 
 def on_a_pool(paths: list[Path], session, threads: int):
-    """Lets every thread decode a photo and run it through the model."""
+    """The embeddings of all photos: every thread decodes a photo and runs it through the model."""
     import numpy as np
 
     with ThreadPoolExecutor(threads) as pool:

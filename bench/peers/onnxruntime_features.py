@@ -12,10 +12,12 @@ The model is EfficientNet-Lite0 without its classifier: input [n, 3, height, wid
 size, and an output `embedding` [n, 1280]. Every image is resized to a square without keeping its aspect ratio. The
 network was trained on ImageNet-1k, so classes of ImageNet are not new to it.
 
-Classes are sorted by name; several folders are merged class by class. Within a class, images are ordered by folder as
-given and then by name, compared character by character (`a_10` comes before `a_2`). --per-class takes the first images
-in that order. CIFAR-100's names begin with the search term an image was found with, so the first images of a class are
-all of one kind; --pick spread takes images at even distances instead.
+Order of the rows:
+  - Classes are sorted by name. Several folders are merged class by class.
+  - Within a class, images are ordered by folder as given and then by name, compared character by character (`a_10` comes
+    before `a_2`). --per-class takes the first images in that order.
+  - CIFAR-100's names begin with the search term that an image was found with, so the first images of a class are all of one
+    kind; --pick spread takes images at even distances instead.
 
 Needs numpy, onnxruntime and pillow. 1,600 images of 128 px take about a minute on one core.
 """
@@ -31,8 +33,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Endings of the image files that are embedded.
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 RESAMPLING = ("nearest", "bilinear", "bicubic", "lanczos")
+# Data types of the features: the names on the command line and in NumPy.
 DTYPES = {"f32": "float32", "f16": "float16"}
 
 
@@ -53,8 +57,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--per-class", type=benchlib.positive, metavar="N", help="take N images of each class")
     parser.add_argument("--pick", choices=["first", "spread"], default="first",
                         help="which images --per-class takes: the first, or at even distances [default: %(default)s]")
-    parser.add_argument("--resampling", choices=RESAMPLING, default="bicubic", help="[default: %(default)s]")
-    parser.add_argument("--dtype", choices=DTYPES, default="f16", help="of the features [default: %(default)s]")
+    parser.add_argument("--resampling", choices=RESAMPLING, default="bicubic",
+                        help="filter for resizing, as named in Pillow [default: %(default)s]")
+    parser.add_argument("--dtype", choices=DTYPES, default="f16", help="data type of the features [default: %(default)s]")
     parser.add_argument("--tensor", default="embedding", metavar="NAME",
                         help="the output of the model to keep [default: %(default)s]")
     parser.add_argument("--backbone", metavar="NAME",
@@ -66,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def pick(paths: list[Path], count: int | None, how: str) -> list[Path]:
-    """`count` of the paths, the first or at even distances; all of them if there are not more."""
+    """`count` of the paths, the first ones or at even distances (`how`); all of them if there are not more."""
     if count is None or count >= len(paths) or how == "first":
         return paths[:count]
     return [paths[index * len(paths) // count] for index in range(count)]
@@ -120,7 +125,7 @@ def pixels(path: Path, size: int, resampling: str = "bicubic", upright: bool = F
 
 
 def embed(session, paths: list[Path], arguments: argparse.Namespace) -> Iterator:
-    """The embeddings of all images, one batch at a time."""
+    """Yields the embeddings of the images, `[n, dim]`, batch by batch."""
     import numpy as np
 
     name = session.get_inputs()[0].name

@@ -4,10 +4,15 @@
     cargo run --release -p trueshot-cuda --example accuracy -- FOLDER
     python bench/peers/torch_accuracy.py FOLDER
 
-FOLDER holds five folders, each with inputs and parameters of one step of Conv4 (5 classes, 5 shots, 15 queries, 84 px),
-TraNFS (16 episodes, 1,600 features, no dropout) and Relabel (32 episodes, 640 features), and trueshot's features and
-gradients. PyTorch computes them twice: in float64, which is the reference, and in float32 with TF32 allowed for matrix
-products and convolutions. An error is the norm of the difference from the reference, divided by the norm of the
+FOLDER holds five folders, each with inputs and parameters of one training step of every model, and the features and
+gradients that trueshot computed:
+
+  conv4     5 classes, 5 shots, 15 queries, 84 px
+  tranfs    16 episodes, 1,600 features, no dropout
+  relabel   32 episodes, 640 features
+
+PyTorch computes the features and gradients twice: in float64, which is the reference, and in float32 with TF32 allowed for
+matrix products and convolutions. An error is the norm of the difference from the reference, divided by the norm of the
 reference; the root mean square over the five steps is reported.
 
 Some operations are float32 in the TF32 run, too, as in trueshot: squared differences of features, the prototypes of
@@ -32,6 +37,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Classes per episode, support items and queries per class.
 WAYS, SHOTS, QUERIES = 5, 5, 15
 MODELS = ("conv4", "tranfs", "relabel")
 # TraNFS: attention heads, layers, and the weight of the loss of "mislabelled".
@@ -40,9 +46,12 @@ HEADS, LAYERS, MISLABELLED_WEIGHT = 8, 3, 0.5
 
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what trueshot's example `accuracy` wrote")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="[default: %(default)s]")
-    parser.add_argument("--models", default=",".join(MODELS), metavar="NAME,..", help="models to compare [default: %(default)s]")
+    parser.add_argument("folder", type=benchlib.existing_folder, metavar="FOLDER",
+                        help="what trueshot's example `accuracy` wrote")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help="where PyTorch computes; on the CPU, TF32 is emulated [default: %(default)s]")
+    parser.add_argument("--models", default=",".join(MODELS), metavar="NAME,..",
+                        help="models to compare [default: %(default)s]")
     parser.add_argument("--limit", type=float, default=2.0, metavar="X",
                         help="largest quotient of trueshot's error and that of TF32 [default: %(default)s]")
     return parser.parse_args()
@@ -65,7 +74,7 @@ def read_arrays(folder: Path, name: str) -> dict:
 
 @contextlib.contextmanager
 def tf32(allowed: bool):
-    """Allows or forbids TF32 in matrix products and convolutions."""
+    """A context in which TF32 is allowed or forbidden in matrix products and convolutions."""
     import torch
 
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
@@ -146,7 +155,7 @@ def emulated_tf32():
 
 
 def of_kind(arrays: dict, kind: str) -> dict:
-    """The arrays of one kind, such as `gradient`, by the name of their tensor."""
+    """The arrays of one kind, such as `gradient`, by the NAME in their keys (see `read_arrays`)."""
     return {key.split(" ", 1)[1]: value for key, value in arrays.items() if key.startswith(f"{kind} ")}
 
 
@@ -240,11 +249,11 @@ def relabel(inputs: dict, weights: dict):
     count, device = len(support), support.device
     network = torch_relabel.network_class()().to(device, support.dtype)
     # The parameters by their names in the network of torch_relabel.py.
-    own = {}
+    parameters = {}
     for name, value in weights.items():
         own_name, transposed = torch_relabel.own_name(name)
         shape = network.get_parameter(own_name).shape
-        own[own_name] = (value.T if transposed else value).reshape(shape)
+        parameters[own_name] = (value.T if transposed else value).reshape(shape)
     given = F.one_hot(classes_of(SHOTS, device), WAYS).to(support.dtype).expand(count, -1, -1)
     answers = classes_of(QUERIES, device).expand(count, -1)
     with tf32(False):
@@ -260,12 +269,12 @@ def relabel(inputs: dict, weights: dict):
         def forward(self):
             return self.network.losses(support, queries, given, inputs["truth"].long(), answers, products=products)
 
-    losses = torch.func.functional_call(Losses(), {f"network.{name}": value for name, value in own.items()}, ())
+    losses = torch.func.functional_call(Losses(), {f"network.{name}": value for name, value in parameters.items()}, ())
     return sum(losses), {}
 
 
 def results(model, arrays: dict, device: str, dtype, allow_tf32: bool) -> dict:
-    """Features and gradients computed in one precision, returned as float64 on the CPU."""
+    """Features and gradients by name, computed in one precision and returned as float64 on the CPU."""
     import torch
 
     torch.set_default_dtype(dtype)
@@ -290,9 +299,9 @@ def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float
 
     arrays = read_arrays(folder, name)
     model = {"conv4": conv4, "tranfs": tranfs, "relabel": relabel}[name]
-    reference = results(model, arrays, device, torch.float64, False)
-    peer = results(model, arrays, device, torch.float32, True)
-    own = of_kind(arrays, "gradient") | ({"features": arrays["features"]} if "features" in reference else {})
+    reference = results(model, arrays, device, torch.float64, allow_tf32=False)
+    peer = results(model, arrays, device, torch.float32, allow_tf32=True)
+    ours = of_kind(arrays, "gradient") | ({"features": arrays["features"]} if "features" in reference else {})
 
     def error(tensors: dict, key: str) -> float:
         """The relative error of one tensor."""
@@ -300,7 +309,7 @@ def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float
 
     # A bias before batch norm has no effect: its gradient is rounding error.
     names = [key for key in reference if not key.endswith("conv.bias")]
-    return {key: (error(own, key), error(peer, key)) for key in names}
+    return {key: (error(ours, key), error(peer, key)) for key in names}
 
 
 def compare(name: str, folders: list[Path], arguments: argparse.Namespace) -> bool:
@@ -309,6 +318,7 @@ def compare(name: str, folders: list[Path], arguments: argparse.Namespace) -> bo
     good = True
     print(f"{name:32} {'trueshot':>10} {'TF32':>10} {'quotient':>9}")
     for key in steps[0]:
+        # The root mean squares of both errors over the steps.
         ours, theirs = (math.sqrt(sum(step[key][i] ** 2 for step in steps) / len(steps)) for i in range(2))
         quotient = ours / max(theirs, 1e-12)
         fine = quotient <= arguments.limit

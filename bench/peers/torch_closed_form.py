@@ -3,10 +3,10 @@
 `Sampler.draw` draws episodes from a `Table` as row numbers, `Batch.gather` looks up their features, and
 `METHODS[name](batch)` predicts the class of every query.
 
-Written for speed on a CPU: episodes in batches of 100, all operations over the whole batch, noise included. Features
-are gathered once per batch and shared by all methods, as are the inner products of the support items with each other
-and with the queries: a prototype that is a weighted sum of items then needs no pass over the features. trueshot does
-the same.
+Written for speed on a CPU: episodes are processed in batches of 100, and every operation, also drawing noise, is done for
+the whole batch at once. Features are gathered once per batch and shared by all methods, as are the inner products of the
+support items with each other and with the queries: a prototype that is a weighted sum of items then needs no pass over the
+features. trueshot does the same.
 
 Shapes: B episodes per batch, S = 25 support items, Q = 75 queries, D features. Items are sorted by given label, 5 for
 each of the 5 classes, and queries by class, 15 each.
@@ -25,6 +25,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Classes per episode, support items and queries per class, and episodes per batch.
 WAYS, SHOTS, QUERIES, BATCH = 5, 5, 15, 100
 
 
@@ -82,7 +83,7 @@ class Sampler:
         drawn = torch.rand(count, classes, generator=self.item_generator).argsort(1)[:, :WAYS]
         chosen = torch.rand(count, WAYS, class_size, generator=self.item_generator).topk(2 * SHOTS + QUERIES).indices
         rows = self.table.by_class[drawn.unsqueeze(2), chosen]
-        # The pool of a class are the items that noise may move to other classes.
+        # The pool of a class: the items that noise may give to other classes.
         support, pool, queries = rows.split([SHOTS, SHOTS, QUERIES], dim=2)
         right = torch.ones(count, WAYS, SHOTS, dtype=torch.bool)
         if self.noisy:
@@ -92,7 +93,7 @@ class Sampler:
         return support, right, queries
 
     def paired(self, pool: Tensor) -> Tensor:
-        """The wrong items of each class, `[B, ways, noisy]`: the first pool items of one other class.
+        """Row numbers of the wrong items of each class, `[B, ways, noisy]`: the first pool items of one other class.
 
         The other classes are a random derangement, a permutation that maps no class to itself. `pool` is
         `[B, ways, shots]` here and below.
@@ -106,13 +107,13 @@ class Sampler:
         return pool.gather(1, source.unsqueeze(2).expand(-1, -1, SHOTS))[:, :, : self.noisy]
 
     def outlier(self, pool: Tensor) -> Tensor:
-        """The wrong items of each class, `[B, ways, noisy]`: outliers, all different within an episode."""
+        """Row numbers of the wrong items of each class, `[B, ways, noisy]`: outliers, all different within an episode."""
         first, size = self.table.first_outlier, len(self.table.rows)
         weights = torch.rand(len(pool), size - first, generator=self.noise_generator)
         return first + weights.topk(WAYS * self.noisy).indices.view(-1, WAYS, self.noisy)
 
     def symmetric(self, pool: Tensor) -> Tensor:
-        """The wrong items of each class, `[B, ways, noisy]`: pool items of other classes.
+        """Row numbers of the wrong items of each class, `[B, ways, noisy]`: pool items of other classes.
 
         Episodes in which a class finds no allowed item are drawn again.
         """
@@ -126,7 +127,7 @@ class Sampler:
         return items
 
     def symmetric_attempt(self, pool: Tensor) -> tuple[Tensor, Tensor]:
-        """Wrong items drawn once, `[B, ways, noisy]`, and whether the draw of each episode is valid, `[B]`.
+        """One attempt at `symmetric`: row numbers, `[B, ways, noisy]`, and whether the draw of each episode is valid, `[B]`.
 
         The classes of an episode draw in random order, each from the remaining pool items of the other classes. No
         source may give a class as many items as the class has right ones, so right items stay the most frequent. Pools
@@ -204,18 +205,18 @@ def nearest_class_mixture(batch: Batch, weights: Tensor) -> Tensor:
 
 
 def oracle(batch: Batch) -> Tensor:
-    """The nearest mean of the items whose label is right."""
+    """The class of the nearest mean, over the items whose label is right."""
     right = batch.right.float()
     return nearest_class_mixture(batch, right / right.sum(-1, keepdim=True))
 
 
 def protonet(batch: Batch) -> Tensor:
-    """The nearest class mean."""
+    """The class of the nearest class mean."""
     return nearest_class_mixture(batch, torch.full(batch.right.shape, 1 / SHOTS))
 
 
 def median(batch: Batch, steps: int = 5, eps: float = 0.5) -> Tensor:
-    """The nearest geometric median of a class, smoothed by `eps` (in units of the features), by Weiszfeld's iteration.
+    """The class of the nearest geometric median, smoothed by `eps` (in units of the features), by Weiszfeld's iteration.
 
     A step weights each item by one over its smoothed distance to the median of the last step.
     """
@@ -231,7 +232,7 @@ def median(batch: Batch, steps: int = 5, eps: float = 0.5) -> Tensor:
 
 
 def by_similarity(batch: Batch, similarity: Tensor, temperature: float) -> Tensor:
-    """The nearest weighted class mean. Weights are a softmax over the mean similarity to the other items of the class.
+    """The class of the nearest weighted mean. Weights are a softmax over the mean similarity to the other items of the class.
 
     `similarity` is `[B, ways, shots, shots]` with zeros on the diagonal.
     """
@@ -267,7 +268,7 @@ def nearest(batch: Batch) -> Tensor:
 
 
 def matching(batch: Batch) -> Tensor:
-    """The class with the largest share of a softmax over the cosines with all items (matching networks)."""
+    """The class whose items have the largest share of a softmax over the cosines with all items (matching networks)."""
     cosines = batch.products / batch.lengths.unsqueeze(1) / batch.queries.norm(dim=-1, keepdim=True)
     return cosines.softmax(-1).view(*cosines.shape[:2], WAYS, SHOTS).sum(-1).argmax(-1)
 

@@ -3,13 +3,17 @@
 
     python bench/peers/torch_cuda.py --precision bf16 --compile --only proto84,tranfs16
 
-Channels-last images, fused AdamW, TF32 or autocast, optionally `torch.compile`, and the whole step as one CUDA graph,
-so that launching kernels costs the CPU nothing. Prints one JSON line per workload: `name`, `stack` (the settings),
-`ms` (median of a step that is waited for), `min_ms`, `reps`, and `pipelined_ms` (mean of 100 steps started one after
-the other without waiting, which is how training runs).
+The settings: channels-last images, fused AdamW, TF32 or autocast, optionally `torch.compile`, and the whole step as one CUDA
+graph, so that launching kernels costs the CPU nothing. Prints one JSON line per workload:
 
-The workloads are those of torch_workloads.py. `conv42` is one 3x3 convolution of 64 to 64 channels on 100 images of
-42 px by cuDNN, in TF32, bf16 and f16 (the largest convolution of proto84), with its rate in TFLOP/s.
+  name, stack     the workload and the settings
+  ms, min_ms      median and minimum of the milliseconds of a step that is waited for
+  reps            the number of these steps
+  pipelined_ms    mean of 100 steps that are started one after the other without waiting, which is how training runs
+
+The workloads are those of torch_workloads.py, and `conv42`: one 3x3 convolution of 64 to 64 channels on 100 images of 42 px
+by cuDNN (the largest convolution of proto84), in TF32, bf16 and fp16 whatever --precision is. Its line has the rate in
+TFLOP/s instead of the last three figures.
 
 Run it once per precision with --compile and once without; the fastest is the figure to compare with. A workload that
 fails, because PyTorch cannot capture or compile it, is reported on standard error, and the others still run; the exit
@@ -28,7 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 from torch_relabel import PIPELINED, captured, step_times  # noqa: E402
 
+# Precisions by name: the data type for autocast in torch, or None for f32 with TF32 allowed.
 PRECISIONS = {"tf32": None, "bf16": "bfloat16", "fp16": "float16"}
+# The default of --only.
 DEFAULT = ["embed84", "proto84", "proto32", "tranfs16", "tranfs_fwd64"]
 
 
@@ -45,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def elapsed(work: Callable[[], object]) -> float:
-    """Milliseconds on the GPU."""
+    """Milliseconds that `work` takes on the GPU, from its first to its last kernel."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -57,7 +63,7 @@ def elapsed(work: Callable[[], object]) -> float:
 
 
 def time_graph(replay: Callable[[], object], seconds: float) -> dict:
-    """Times of single steps and of consecutive steps."""
+    """The times of a step, which `replay` runs, as the figures of a JSON line."""
     times = step_times(replay, seconds)
     pipelined = elapsed(lambda: [replay() for _ in range(PIPELINED)]) / PIPELINED
     return {"ms": round(statistics.median(times), 4), "min_ms": round(min(times), 4), "reps": len(times),
@@ -65,10 +71,11 @@ def time_graph(replay: Callable[[], object], seconds: float) -> dict:
 
 
 def convolutions() -> None:
-    """One line per data type for a single convolution."""
+    """Times the workload `conv42`, and prints one line per data type."""
     import torch
     import torch.nn.functional as F
 
+    # One convolution is so short that a graph repeats it 50 times.
     images, channels, size, repetitions = 100, 64, 42, 50
     for name, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         def random_tensor(*shape: int) -> torch.Tensor:

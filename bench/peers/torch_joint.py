@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Time a step that trains a Conv4 and the head Relabel together in PyTorch: 8 episodes of 5 classes with 5 items and 8
-queries each, 520 images of 84 px.
+"""Time a step that trains a Conv4 and the head Relabel together in PyTorch.
 
     python bench/peers/torch_joint.py
     python bench/peers/torch_joint.py --modes graph --precisions bf16
     cargo run --release -p trueshot-cuda --example joint
 
-The head has the form for one backbone: items and queries are centred at the mean of the support set and scaled to unit
-length, and the network sees a projection of each item beside the relations (torch_relabel.py has the rest of the network).
-The loss is that of the head plus half the loss of nearest prototypes on true labels. A step has the forward and backward
-pass of both networks, fused AdamW, the mean of all features and the average of all parameters. The images are on the GPU
-and already prepared; trueshot is also measured with the augmentation of its training runs.
+A step has 8 episodes of 5 classes with 5 items and 8 queries each: 520 images of 84 px. The images are on the GPU and already
+prepared; trueshot is also measured with the augmentation of its training runs. What is computed:
+
+  - The head has the form for one backbone: items and queries are centred at the mean of the support set and scaled to unit
+    length, and besides the relations between items, the network gets a projection of each item (torch_relabel.py has the
+    rest of the network).
+  - The loss is that of the head plus half the loss of nearest prototypes, which are means of the items of the true classes.
+  - A step has the forward and backward pass of both networks, fused AdamW, and running averages of the mean of all features
+    and of all parameters.
 
 Modes: `eager`; `compile` (torch.compile); `graph` (torch.compile, and the whole step as one CUDA graph). Precisions: TF32,
 or bf16 autocast for both networks (inner products and losses stay f32). Prints one JSON line per mode and precision, as
@@ -28,16 +31,19 @@ from torch_relabel import WIDTH, add_timing_arguments, network_class, time_modes
 
 # Episodes per step, classes, items and queries per class, pixels, dimensions of a feature vector and of its projection.
 EPISODES, WAYS, SHOTS, QUERIES, SIZE, DIM, VIEW = 8, 5, 5, 8, 84, 1600, 64
+# Options of the training, at trueshot's defaults: dropout of the features before the projection, weight of the loss of nearest
+# prototypes, and the part of a running average that a step replaces, for the mean of the features and for the parameters.
+DROPOUT, PROTOTYPE_WEIGHT, MEAN_RATE, AVERAGE_RATE = 0.2, 0.5, 0.01, 0.001
 
 
 def head_class():
-    """Relabel for one backbone: the network of torch_relabel.py with a view of the items."""
+    """The class of Relabel for one backbone: the network of torch_relabel.py with a view of the items."""
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
 
     class JointRelabel(network_class()):
-        """Relabel with a projection of each item, `view`, which is added to the hidden units of its states."""
+        """Relabel with a projection of each item, `view`, which is added to the hidden units of the item's states."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -47,9 +53,9 @@ def head_class():
             self.view_start = nn.Linear(VIEW, WIDTH, bias=False)
 
         def joint_losses(self, support: Tensor, queries: Tensor, *labels, autocast) -> tuple[Tensor, Tensor]:
-            """`losses` on centred rows of unit length, with a view of the support items."""
+            """The `losses` of the network on centred rows of unit length, with a view of the support items."""
             with torch.autocast(support.device.type, torch.bfloat16, autocast is not None, cache_enabled=False):
-                rows = F.dropout(F.normalize(support - self.mean, dim=-1), 0.2, self.training)
+                rows = F.dropout(F.normalize(support - self.mean, dim=-1), DROPOUT, self.training)
                 view = self.view_start(self.view_norm(self.projection(rows)))
             centre = support.mean(1, keepdim=True)
             support, queries = F.normalize(support - centre, dim=-1), F.normalize(queries - centre, dim=-1)
@@ -59,7 +65,7 @@ def head_class():
 
 
 def training_step(compiled: bool, precision: str) -> Callable[[], object]:
-    """A function that does one training step of both networks. 30 % of the labels are wrong."""
+    """Returns a function that does one training step of both networks. About 30 % of the items have a random true class."""
     import torch
     import torch.nn.functional as F
     from torch_models import conv4
@@ -82,7 +88,7 @@ def training_step(compiled: bool, precision: str) -> Callable[[], object]:
     autocast = torch.bfloat16 if precision == "bf16" else None
 
     def loss(images):
-        """The loss of the step, and the mean of all features."""
+        """The loss of the step, and the mean of all features, `[DIM]`."""
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast is not None, cache_enabled=False):
             features = backbone(images)
         features = features.float().view(EPISODES, rows, DIM)
@@ -92,7 +98,7 @@ def training_step(compiled: bool, precision: str) -> Callable[[], object]:
         prototypes = true_classes.mT @ support / counts.clamp(min=1)
         distances = torch.cdist(queries, prototypes).square()
         by_prototypes = F.cross_entropy(-distances.flatten(0, 1), answers.flatten())
-        return terms[0] + terms[1] + 0.5 * by_prototypes, features.detach().mean((0, 1))
+        return terms[0] + terms[1] + PROTOTYPE_WEIGHT * by_prototypes, features.detach().mean((0, 1))
 
     run = torch.compile(loss) if compiled else loss
 
@@ -102,8 +108,8 @@ def training_step(compiled: bool, precision: str) -> Callable[[], object]:
         value, mean = run(images)
         value.backward()
         optimiser.step()
-        head.mean.lerp_(mean, 0.01)
-        torch._foreach_lerp_(averages, [parameter.detach() for parameter in parameters], 0.001)
+        head.mean.lerp_(mean, MEAN_RATE)
+        torch._foreach_lerp_(averages, [parameter.detach() for parameter in parameters], AVERAGE_RATE)
 
     return step
 

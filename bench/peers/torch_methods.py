@@ -5,10 +5,12 @@
         --outliers mini-outlier-features.safetensors --episodes 500
 
 Eleven methods at their defaults on the eight settings of the paper's main tables, 5-way 5-shot with 15 queries per
-class. Prints one JSON line per method and setting: `method`, `noise`, `level`, `accuracy` and `ci95` in percent, and
-`ms_per_1000_episodes`. The method `shared` is what all methods use: drawing episodes, gathering rows, inner products.
-The last line extrapolates to 10,000 episodes of all settings, with `baseline++` as it is usually written and
-rewritten on inner products (`baseline++ (products)`), which is how trueshot computes it.
+class. `baseline++` runs in two ways: as it is usually written, and rewritten on inner products (`baseline++ (products)`),
+which is how trueshot computes it.
+
+Prints one JSON line per method and setting: `method`, `noise`, `level`, `accuracy` and `ci95` in percent, and
+`ms_per_1000_episodes`. The method `shared` is the work that all methods need: drawing episodes, gathering rows, inner
+products. The last line extrapolates to 10,000 episodes of all settings, once with each way of `baseline++`.
 
 The times mean something only if both sides compute the same. --compare checks the accuracies against a table with the
 columns noise, level, ways, shots, method, accuracy and ci95, such as `trueshot eval --format csv` writes, and exits
@@ -33,6 +35,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Types of noise and shares of wrong labels.
 SETTINGS = [
     ("symmetric", 0.0), ("symmetric", 0.2), ("symmetric", 0.4), ("symmetric", 0.6),
     ("paired", 0.4), ("outlier", 0.2), ("outlier", 0.4), ("outlier", 0.6),
@@ -48,13 +51,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--features", type=benchlib.existing_file, required=True, metavar="FILE",
                         help="embeddings to draw episodes from; its classes must have equal sizes")
     parser.add_argument("--outliers", type=benchlib.existing_file, metavar="FILE",
-                        help="embeddings of other classes, for outlier noise; without it those settings are left out")
+                        help="embeddings of other classes, for outlier noise [default: no outlier noise]")
     parser.add_argument("--episodes", type=benchlib.positive, default=500, metavar="N",
                         help="episodes per setting [default: %(default)s]")
     parser.add_argument("--only", default="", metavar="METHOD,..", help="methods to run [default: all]")
     parser.add_argument("--compare", type=benchlib.existing_file, metavar="FILE",
-                        help="a table of accuracies to compare with")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="[default: %(default)s]")
+                        help="a table of accuracies (CSV) to compare with")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed [default: %(default)s]")
     benchlib.add_threads(parser)
     benchlib.add_allocator(parser)
     arguments = parser.parse_args()
@@ -64,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(table, setting: tuple[str, float], names: list[str], episodes: int, seed: int) -> list[dict]:
-    """Evaluates all methods on the same episodes of one setting."""
+    """Evaluates the methods `names` on the same episodes of one setting; returns one line per method, and one of `shared`."""
     import torch
     from torch_closed_form import BATCH, METHODS, QUERIES, WAYS, Batch, Sampler
 
@@ -95,7 +98,7 @@ def measure(table, setting: tuple[str, float], names: list[str], episodes: int, 
 
 
 def read_accuracies(path: Path, ways: int, shots: int) -> dict[tuple, tuple[float, float]]:
-    """Accuracy and 95 % interval by noise, level and method."""
+    """Accuracy and 95 % interval by noise, level and method, of the rows of a table with these ways and shots."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     needed = {"noise", "level", "ways", "shots", "method", "accuracy", "ci95"}
@@ -114,7 +117,8 @@ def key_of(row: dict) -> tuple[str, float, str]:
 
 
 def compare(lines: list[dict], path: Path) -> bool:
-    """Whether all accuracies agree with those in a table within chance; reports larger differences."""
+    """Whether all accuracies agree with those in a table within chance; reports larger differences. False, too, if the
+    table has none of them."""
     from torch_closed_form import SHOTS, WAYS
 
     known = read_accuracies(path, WAYS, SHOTS)

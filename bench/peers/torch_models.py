@@ -1,8 +1,8 @@
 """Networks, losses and workloads of the PyTorch peers (a module; the programs are torch_workloads.py and torch_cuda.py).
 
-Every workload of `trueshot bench` that has a PyTorch counterpart, except relabel32 (torch_relabel.py), is a function here
-that takes `Settings` and returns a step: a function without arguments that does the timed work once. Data and parameters are made before, and are not
-timed.
+`WORKLOADS` has the workloads of `trueshot bench` that have a PyTorch counterpart, except relabel32 (torch_relabel.py). Each is
+a function that takes `Settings` and returns a step: a function without arguments that does the timed work once. Data and
+parameters are made before the step is returned, and are not timed.
 """
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# The bank of cached features: classes, rows per class, values per row.
 CLASSES, ITEMS, DIM = 20, 600, 1600
+# Episodes on cached features per step, and per batch.
 EPISODES, BATCH = 1000, 100
+# Classes per episode, support items and queries per class.
 WAYS, SHOTS, QUERIES = 5, 5, 15
 
 
@@ -32,12 +35,15 @@ class Settings:
 
     @property
     def cuda(self) -> bool:
+        """Whether the step runs on an NVIDIA GPU."""
         return self.device.type == "cuda"
 
     def compile(self, function: Callable) -> Callable:
+        """The function or network, compiled if `compiled` is true."""
         return torch.compile(function) if self.compiled else function
 
     def precision(self) -> contextlib.AbstractContextManager:
+        """A context in which matrix products and convolutions have the precision `autocast`."""
         if self.autocast is None:
             return contextlib.nullcontext()
         # A graph is captured once and replayed: a cache of cast weights would keep those of the first step.
@@ -54,6 +60,7 @@ class Settings:
 
 
 Step = Callable[[], object]
+"""Does the timed work of a workload once."""
 
 
 def squared_distances(queries: Tensor, prototypes: Tensor) -> Tensor:
@@ -159,7 +166,7 @@ def prototypical_loss(features: Tensor) -> Tensor:
 
 
 def training_step(network: nn.Module, rate: float, loss: Callable[[], Tensor], settings: Settings) -> Step:
-    """Forward, backward and AdamW."""
+    """A step that computes the loss and its gradients, and updates the parameters with AdamW."""
     optimiser = settings.adamw(network, rate)
 
     def step() -> None:
@@ -227,6 +234,7 @@ def tranfs_loss(network: nn.Module, support: Tensor, queries: Tensor, wrong: Ten
 
 
 def features(episodes: int, rows: int, settings: Settings) -> Tensor:
+    """Features like those behind a ReLU, `[episodes, rows, DIM]`."""
     return torch.randn(episodes, rows, DIM, device=settings.device).relu_()
 
 
@@ -254,6 +262,7 @@ def tranfs_prototypes(settings: Settings) -> Step:
 
 # --- MAML: maml32, fomaml32 ---------------------------------------------------------------------------
 
+# Tasks per step, and steps of adaptation per task with their rate.
 TASKS, INNER_STEPS, INNER_RATE = 4, 5, 0.01
 
 
@@ -316,4 +325,4 @@ WORKLOADS: dict[str, Callable[[Settings], Step]] = {
     "tranfs16": tranfs_training,
     "tranfs_fwd64": tranfs_prototypes,
 }
-"""By the names of `trueshot bench`."""
+"""The workloads, by their names in `trueshot bench`."""

@@ -6,15 +6,20 @@
     cargo run --release -p trueshot-cuda --example relabel -- --figures FILE
     python bench/peers/torch_relabel.py --check FILE
 
-The network is that of trueshot with default options, in batched PyTorch: inner products, pair and state features, edge
-network, layers of attention and mixing, posterior, both losses, backward pass, fused AdamW. The step begins with the
-gathering of 3,200 rows from the features on the device, as in training. Modes: `eager`; `compile` (torch.compile);
-`graph` (torch.compile, and the whole step as one CUDA graph). Precisions: TF32, or bf16 autocast for the network (inner
-products and losses stay f32, multiplied in TF32).
+The network is that of trueshot with default options, in batched PyTorch. A step gathers 3,200 rows from the features on the
+GPU, as in training, and then computes inner products, features of pairs and states, the edge network, the layers of attention
+and mixing, the posterior, both losses and the backward pass, and updates the parameters with fused AdamW.
 
-Prints one JSON line per mode and precision: `name`, `stack`, `ms` (median of a step that is waited for), `min_ms`, and
-`pipelined_ms` (mean of 100 steps started one after the other). --check compares losses and gradients with those that
-trueshot wrote to FILE, on a CPU. Timing needs torch with CUDA and an NVIDIA GPU.
+Modes: `eager`; `compile` (torch.compile); `graph` (torch.compile, and the whole step as one CUDA graph). Precisions: TF32, or
+bf16 autocast for the network (inner products and losses stay f32, multiplied in TF32). Prints one JSON line per mode and
+precision:
+
+  name, stack     the workload; the version of torch, the precision and the mode
+  ms, min_ms      median and minimum of the milliseconds of a step that is waited for
+  pipelined_ms    mean of 100 steps that are started one after the other without waiting
+
+--check compares losses and gradients with those that trueshot wrote to FILE, on a CPU. Timing needs torch with CUDA and an
+NVIDIA GPU.
 """
 from __future__ import annotations
 
@@ -45,7 +50,8 @@ def parse_arguments() -> argparse.Namespace:
     add_timing_arguments(parser)
     parser.add_argument("--dim", type=benchlib.positive, default=640, metavar="N",
                         help="length of a feature vector [default: %(default)s]")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="compare with trueshot's figures instead of timing")
+    parser.add_argument("--check", type=Path, metavar="FILE",
+                        help="compare with the figures that trueshot wrote to FILE instead of timing")
     return parser.parse_args()
 
 
@@ -146,7 +152,8 @@ def network_class():
             return states + self.out(attended.flatten(-2))
 
     class Mixing(nn.Module):
-        """Mixes each state with those of the same item, and with those of the items with the label of its class."""
+        """Mixes each state with the states of the same item for other classes, and with the states for the same class of the
+        items that have its label."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -231,7 +238,7 @@ def network_class():
     return Relabel
 
 
-# Names of modules in trueshot's files and in this network, where they differ.
+# Names of modules outside the layers: in trueshot's files and in this network.
 NAMES = {"edges.hidden": "edge_hidden", "edges.out": "edge_out", "start.features": "features", "start.out": "start",
          "out.norm": "norm", "out": "out"}
 
@@ -275,21 +282,22 @@ def check(path: Path) -> None:
     truth, answers = torch.tensor(figures["truth"]).view(count, items), torch.tensor(figures["query_classes"]).view(count, -1)
     losses = network.losses(support, queries, given, truth, answers)
     sum(losses).backward()
-    worst = max(abs(own.item() - other) / max(other, 0.1) for own, other in zip(losses, figures["losses"]))
+    # Relative errors of the losses (of losses below 0.1, relative to 0.1) and of the gradients.
+    worst_loss = max(abs(loss.item() - expected) / max(expected, 0.1) for loss, expected in zip(losses, figures["losses"]))
     errors = {}
     for name, entry in figures["parameters"].items():
         own, transposed = own_name(name)
         expected = tensor(name, entry["gradient"], transposed).reshape(parameters[own].shape)
         errors[name] = ((parameters[own].grad - expected).norm() / expected.norm().clamp(min=1e-12)).item()
-    name = max(errors, key=errors.__getitem__)
-    print(json.dumps({"losses": [loss.item() for loss in losses], "worst_loss": worst, "worst_gradient": errors[name],
-                      "tensor": name}))
-    if worst > 1e-4 or errors[name] > 1e-3:
-        benchlib.fail(f"the network differs from trueshot's: losses by {worst:.1e}, {name} by {errors[name]:.1e}")
+    worst = max(errors, key=errors.__getitem__)
+    print(json.dumps({"losses": [loss.item() for loss in losses], "worst_loss": worst_loss, "worst_gradient": errors[worst],
+                      "tensor": worst}))
+    if worst_loss > 1e-4 or errors[worst] > 1e-3:
+        benchlib.fail(f"the network differs from trueshot's: losses by {worst_loss:.1e}, {worst} by {errors[worst]:.1e}")
 
 
 def training_step(compiled: bool, precision: str, dim: int) -> Callable[[], object]:
-    """A function that does one training step: gather, losses, gradients, AdamW. 30 % of the labels are wrong."""
+    """Returns a function that does one training step. About 30 % of the items have a random true class."""
     import torch
 
     torch.manual_seed(0)
@@ -340,7 +348,7 @@ def step_times(step: Callable[[], object], seconds: float) -> list[float]:
 
 
 def timed(step: Callable[[], object], seconds: float) -> dict:
-    """Milliseconds of single steps that are waited for, and of PIPELINED consecutive ones, each."""
+    """Milliseconds of single steps that are waited for, and the mean of PIPELINED consecutive ones."""
     import torch
 
     times = step_times(step, seconds)
@@ -370,12 +378,13 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def time_modes(name: str, arguments: argparse.Namespace, make_step: Callable[[bool, str], Callable[[], object]]) -> None:
-    """Times the step that `make_step(compiled, precision)` returns in every mode and precision of the arguments."""
+    """Times the step that `make_step(compiled, precision)` returns in every mode and precision of the arguments. `name` is the
+    workload in the lines that are printed."""
     import torch
 
     modes, precisions = arguments.modes.split(","), arguments.precisions.split(",")
     for given, known, option in ((modes, MODES, "--modes"), (precisions, PRECISIONS, "--precisions")):
-        if unknown := [name for name in given if name not in known]:
+        if unknown := [word for word in given if word not in known]:
             benchlib.fail(f"{option}: '{unknown[0]}' is not known; known: {', '.join(known)}")
     if not torch.cuda.is_available():
         benchlib.fail("PyTorch finds no NVIDIA GPU on this machine")
