@@ -224,6 +224,10 @@ describe("a review", () => {
     await page.click("#review-restart");
     assert.equal(await progress(), "1 of 2");
     assert.equal(await page.locator("li.item[data-decided]").count(), 2);
+    await page.keyboard.down("k");
+    await page.keyboard.down("k");
+    await page.keyboard.up("k");
+    assert.equal(await progress(), "2 of 2", "every key that decides does so once while it is held");
     await page.close();
   });
 

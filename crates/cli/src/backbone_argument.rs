@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Arg, Args, ValueEnum};
 use trueshot::predictor::Predictor;
 use trueshot_vision::backbone::{BackboneOptions, GPU_MIN_IMAGES};
 use trueshot_vision::cache::CacheLocation;
@@ -120,7 +120,7 @@ impl BackboneArgument {
 
     /// The built-in backbone of this name.
     pub fn find_named(&self, name: &str) -> anyhow::Result<Backbone> {
-        self.choice.find_named(name, GIVE_BACKBONE)
+        built_in(name, self.choice.options(), GIVE_BACKBONE)
     }
 
     /// The backbone of a classifier from `trueshot fit`: the given one, or the built-in one that the classifier names.
@@ -193,10 +193,22 @@ impl BackboneArgument {
     }
 }
 
-/// The help of `--backbone` in commands whose default is the backbone of a classifier.
-pub const BACKBONE_OF_CLASSIFIER: &str = "Embed with this backbone: the built-in efficientnet-lite0 or omniglot-conv4, \
-    an ONNX image model (.onnx), or a model from `train backbone` (.safetensors) [default: the one that the classifier \
-    names]";
+/// Gives the options of a backbone the help that they need in commands with a classifier: the defaults are those of the
+/// classifier.
+pub fn defaults_of_classifier(option: Arg) -> Arg {
+    match option.get_id().as_str() {
+        "backbone" => option.help(
+            "Embed with this backbone: the built-in efficientnet-lite0 or omniglot-conv4, an ONNX image model (.onnx), or a \
+             model from `train backbone` (.safetensors) [default: the one that the classifier names]",
+        ),
+        "fit" => option
+            .help("Make images that are not square fit in this way [default: as for the examples of the classifier]"),
+        "resampling" => {
+            option.help("Resize images with this interpolation [default: as for the examples of the classifier]")
+        }
+        _ => option,
+    }
+}
 
 /// The hint for a backbone that is not built in.
 const GIVE_BACKBONE: &str = "give the file of the backbone with --backbone";
@@ -212,7 +224,8 @@ impl BackboneChoice {
         Ok(self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?)
     }
 
-    /// The backbone of a classifier: `given`, or else the built-in one that the classifier names.
+    /// The backbone of a classifier: `given`, or else the built-in one that the classifier names, with the
+    /// preprocessing that it names unless options for it were given.
     ///
     /// # Errors
     /// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no backbone
@@ -226,8 +239,11 @@ impl BackboneChoice {
         let fitted_with = predictor.embedder().unwrap_or_default();
         let backbone = match given {
             Some(backbone) => backbone,
-            // The name without details: `omniglot-conv4` for `omniglot-conv4 (conv4, HASH)`.
-            None => self.find_named(fitted_with.split(" (").next().unwrap_or_default(), hint)?,
+            None => {
+                // The name without details: `omniglot-conv4` for `omniglot-conv4 (conv4, HASH)`.
+                let name = fitted_with.split(" (").next().unwrap_or_default();
+                built_in(name, self.options().or(BackboneOptions::from_name(fitted_with)), hint)?
+            }
         };
         let name = backbone.name();
         anyhow::ensure!(
@@ -268,22 +284,6 @@ impl BackboneChoice {
         options.into_iter().filter_map(|(option, value)| Some((option, value?))).collect()
     }
 
-    /// The built-in backbone of this name, the default one for an empty name; `hint` is for the error if the name is
-    /// unknown.
-    pub fn find_named(&self, name: &str, hint: &str) -> anyhow::Result<Backbone> {
-        let built_in = ["efficientnet-lite0", "omniglot-conv4"];
-        // A classifier that names no backbone is tried with the default one.
-        let name = if name.is_empty() { built_in[0] } else { name };
-        anyhow::ensure!(
-            built_in.contains(&name),
-            hinted(
-                format!("the classifier was trained on embeddings of {name}, which is not built in"),
-                hint
-            )
-        );
-        Ok(Backbone::find(name, &self.options())?)
-    }
-
     /// The options in the form that the library takes.
     fn options(&self) -> BackboneOptions {
         BackboneOptions {
@@ -298,6 +298,19 @@ impl BackboneChoice {
             output: self.output_name.clone(),
         }
     }
+}
+
+/// The built-in backbone of this name, the default one for an empty name; `hint` is for the error if the name is
+/// unknown.
+fn built_in(name: &str, options: BackboneOptions, hint: &str) -> anyhow::Result<Backbone> {
+    let names = ["efficientnet-lite0", "omniglot-conv4"];
+    // A classifier that names no backbone is tried with the default one.
+    let name = if name.is_empty() { names[0] } else { name };
+    anyhow::ensure!(
+        names.contains(&name),
+        hinted(format!("the classifier was trained on embeddings of {name}, which is not built in"), hint)
+    );
+    Ok(Backbone::find(name, &options)?)
 }
 
 /// The value of an option as it is written on the command line.

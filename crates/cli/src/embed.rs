@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.backbone.require_cpu("augmented copies are embedded on the CPU")?;
     }
     arguments.threads.run(|| {
-        // Opened before the images: an error must not come only after a large folder has been listed.
+        // The backbone is opened first, so that an error in it is reported before a large folder is listed.
         let given = arguments.backbone.find()?;
         let collection = arguments.selection.open(&arguments.images)?;
         let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;

@@ -10,7 +10,7 @@ use trueshot::atomic::write_atomically;
 use trueshot::predictor::Predictor;
 use trueshot_vision::{Backbone, export};
 
-use crate::backbone_argument::{BACKBONE_OF_CLASSIFIER, BackboneChoice};
+use crate::backbone_argument::{BackboneChoice, defaults_of_classifier};
 use crate::fit::open_classifier;
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
@@ -26,11 +26,14 @@ use crate::output::check_writable;
 /// how images are resized (`preprocessing`). If the classifier file does not name a backbone and none is given, the
 /// model contains the classifier only and takes embeddings.
 #[derive(Args)]
-#[command(mut_arg("backbone", |backbone| backbone.help(BACKBONE_OF_CLASSIFIER)), after_help = "Examples:
+#[command(
+    mut_args(defaults_of_classifier),
+    after_help = "Examples:
   trueshot export animals.safetensors -o animals.html
   trueshot export animals.safetensors -o animals.onnx
   trueshot export animals.safetensors --backbone resnet.onnx -o animals.onnx
-  trueshot export animals.safetensors --head-only -o animals-head.onnx")]
+  trueshot export animals.safetensors --head-only -o animals-head.onnx"
+)]
 pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]

@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     // `--add FILE -o FILE` replaces a classifier by one with more examples.
     check_not_read([&arguments.output], arguments.support.files())?;
-    // Only inductive methods: a transductive one classifies all queries together, a classifier single images.
+    // A transductive method classifies all queries together, but a classifier must be able to classify single images.
     let method = Registry::default().parse(&arguments.method)?;
     method.check_not_transductive()?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;

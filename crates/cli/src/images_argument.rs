@@ -179,7 +179,7 @@ impl From<FitArgument> for Fit {
     }
 }
 
-/// The most skipped files that are listed.
+/// The maximum number of skipped files that are listed.
 const MAX_LISTED: usize = 20;
 
 /// Prints which files were skipped, and why.

@@ -20,7 +20,7 @@ use trueshot_vision::source::{ImageFiles, images_below};
 use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, is_svg};
 
 use crate::audit::number_and_percent_sign;
-use crate::backbone_argument::{BACKBONE_OF_CLASSIFIER, BackboneArgument};
+use crate::backbone_argument::{BackboneArgument, defaults_of_classifier};
 use crate::fit::open_classifier;
 use crate::images_argument::print_skipped;
 use crate::messages::{hinted, say};
@@ -36,11 +36,14 @@ use crate::threads::Threads;
 /// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or paths, one per
 /// line or separated by NUL (find -print0). Paths on standard input that do not exist are skipped with a warning.
 #[derive(Args)]
-#[command(mut_arg("backbone", |backbone| backbone.help(BACKBONE_OF_CLASSIFIER)), after_help = "Examples:
+#[command(
+    mut_args(defaults_of_classifier),
+    after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
   trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
   find inbox -name '*.jpg' | trueshot predict animals.safetensors -
-  trueshot predict animals.safetensors embeddings.npz --format jsonl --all")]
+  trueshot predict animals.safetensors embeddings.npz --format jsonl --all"
+)]
 pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
@@ -161,7 +164,7 @@ impl PredictInput {
 
 /// The name of standard input in results.
 const STANDARD_INPUT: &str = "standard input";
-/// The most bytes that are read from standard input.
+/// The maximum number of bytes that are read from standard input.
 const MAX_STANDARD_INPUT: u64 = 1 << 29;
 
 /// The inputs that exist, and the number of paths on standard input that do not.

@@ -293,7 +293,7 @@ impl Arguments {
             anyhow::bail!("{failed} of {all} files could not be moved; run the same command again to retry");
         }
         let base = self.base(root);
-        self.write_labels(&labelled_items(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
+        self.write_labels(&labelled_items(plan, journal.moves(), base.as_deref(), &|_| None))
     }
 
     /// The error if an in-place repair of this plan was interrupted or finished before; `None` if there was none.
@@ -340,7 +340,7 @@ impl Arguments {
         let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
         let file_of =
             |listed: &ListedItem| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
-        self.write_labels(&labelled_items(plan, &plan.listing, &moves, self.base(root).as_deref(), &file_of))
+        self.write_labels(&labelled_items(plan, &moves, self.base(root).as_deref(), &file_of))
     }
 
     /// The folder that paths in lists of labels are below, if files are moved or copied: the copy or the repaired
@@ -377,7 +377,7 @@ impl Arguments {
         };
         // `copies`, `labelled` and the listing of the plan have one element per item, in the same order.
         let copies = repair::copies(plan, layout)?;
-        let mut labelled = labelled_items(plan, &plan.listing, &[], None, &|_| None);
+        let mut labelled = labelled_items(plan, &[], None, &|_| None);
         let entries = entries_by_name(collection);
         let contents = |index: usize| {
             let Labelled { item, was, .. } = &labelled[index];
@@ -424,12 +424,12 @@ impl Arguments {
             class: Some(data.classes()[data.labels()[row] as usize].clone()),
             ..ListedItem::default()
         };
-        // A plan for embeddings lists no items: the fingerprint stands for all rows and labels.
+        // A plan for embeddings lists no items, because the fingerprint stands for all rows and labels. The check then
+        // only concerns the changes.
         plan.listing = (0..data.len()).map(listed).collect();
-        let rows = plan.listing.clone();
-        plan.check(&rows, &|_| None)?;
+        plan.check(&plan.listing, &|_| None)?;
         warn_of_new_classes(&plan, &[]);
-        let labelled = labelled_items(&plan, &rows, &[], None, &|_| None);
+        let labelled = labelled_items(&plan, &[], None, &|_| None);
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
@@ -481,7 +481,7 @@ fn copy_folder(plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result
     for item in copied.left_out {
         say!("warning: {} is not copied: not a file, or a broken link", visible(&item));
     }
-    report_copy(into, copied.files, &labelled_items(plan, &plan.listing, &[], None, &|_| None));
+    report_copy(into, copied.files, &labelled_items(plan, &[], None, &|_| None));
     Ok(())
 }
 
@@ -557,13 +557,12 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
     say!("{}: {} {files} {moved}{before}{more}", folder.path().display(), outcome.moved);
 }
 
-/// Every item of the listing with its label after the plan, and its path.
+/// Every item of the plan's listing with its label after the changes, and its path.
 ///
 /// If files are moved or copied, `base` is the folder that they end up in, and `moves` says which of them get another
 /// path below it. Otherwise (`base` is `None`), `file_of` returns the file of an item, if it has one.
 fn labelled_items(
     plan: &RepairPlan,
-    listing: &[ListedItem],
     moves: &[Move],
     base: Option<&Path>,
     file_of: &dyn Fn(&ListedItem) -> Option<PathBuf>,
@@ -588,7 +587,7 @@ fn labelled_items(
         let path = path.map_or_else(|| item.clone(), |path| path.to_string_lossy().into_owned());
         Some(Labelled { item, path, label, was })
     };
-    listing.iter().enumerate().filter_map(with_new_label).collect()
+    plan.listing.iter().enumerate().filter_map(with_new_label).collect()
 }
 
 /// The item with its path relative to the folder of the file `list`, if it is below that folder.

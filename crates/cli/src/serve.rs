@@ -158,15 +158,12 @@ fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> anyhow::Error {
 }
 
 impl LimitArguments {
-    /// The limits of the server. The memory for all bodies (256 MiB) grows so that two of the largest bodies fit: the
-    /// server keeps as much as one of them in reserve, so that uploads that wait for memory cannot block each other
-    /// forever.
+    /// The limits of the server. The memory for all bodies has no option; a large `--max-body` raises it.
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
-        let max_body_bytes = (self.max_body as usize) << 20;
         Limits {
-            body: max_body_bytes,
-            bodies: defaults.bodies.max(2 * max_body_bytes),
+            body: (self.max_body as usize) << 20,
+            bodies: defaults.bodies,
             pixels: u64::from(self.max_pixels) * 1_000_000,
             picture_memory: u64::from(self.picture_memory) << 20,
             request_time: Duration::from_secs(self.timeout.into()),

@@ -33,11 +33,10 @@ pub fn configure_onnx_worker() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The whole number from 1 to `most` in an environment variable; `None` if the variable is not set.
-fn limit_from_env(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
+/// The whole number from 1 to `max` in an environment variable; `None` if the variable is not set.
+fn limit_from_env(variable: &str, max: u64) -> anyhow::Result<Option<u64>> {
     let Some(given) = std::env::var_os(variable) else { return Ok(None) };
-    let limit =
-        given.to_str().and_then(|given| given.parse().ok()).filter(|limit| (1..=most).contains(limit));
-    anyhow::ensure!(limit.is_some(), "{variable} is {given:?}; allowed: whole numbers from 1 to {most}");
+    let limit = given.to_str().and_then(|given| given.parse().ok()).filter(|limit| (1..=max).contains(limit));
+    anyhow::ensure!(limit.is_some(), "{variable} is {given:?}; allowed: whole numbers from 1 to {max}");
     Ok(limit)
 }

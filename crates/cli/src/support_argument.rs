@@ -92,7 +92,7 @@ impl SupportArgument {
             "--labels-of-rows applies to embeddings, but {} contains images",
             self.support.display()
         );
-        // Opened before the images: an error must not come only after a large folder has been listed.
+        // The backbone is opened first, so that an error in it is reported before a large folder is listed.
         let given = match earlier.filter(|earlier| earlier.embedder().is_some()) {
             Some(earlier) => Some(self.backbone.find_for(earlier)?),
             None => self.backbone.find()?,

@@ -86,18 +86,19 @@ pub(crate) fn behind_links(path: &Path) -> PathBuf {
 
 /// Makes the new name of a file durable, so that it survives a power failure. Not every file system can do this.
 fn sync_folder(path: &Path) {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if cfg!(unix) {
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
     }
+}
+
+/// The folder of a path: its parent, or `.` for a name alone.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A new temporary file in the folder of a path; it is removed when dropped unless it is renamed.
 pub(crate) fn sibling(path: &Path) -> std::io::Result<NamedTempFile> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     if !folder.is_dir() {
         return Err(std::io::Error::other(format!("{} is not a folder", folder.display())));
     }

@@ -131,7 +131,7 @@ pub enum Error {
     #[error("the data has no rows")]
     Empty,
 
-    /// An audit of a single class.
+    /// Fewer than two classes have items, which is too few for an audit and for a classifier.
     #[error("an audit needs at least two classes, but the data has one")]
     OneClass,
 

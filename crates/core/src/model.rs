@@ -7,10 +7,12 @@
 //! two forms.
 //!
 //! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`, `maml`,
-//! `joint`), `config` its sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file checks its format;
-//! [`Model::parameters`] checks that its tensors are exactly those of the network, and names the first that is not.
+//! `joint`), `config` its sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file
+//! checks its format; [`Model::parameters`] checks that its tensors are exactly those of the network, and names the
+//! first that is not.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde::Serialize;
@@ -27,6 +29,12 @@ pub const VERSION: &str = "trueshot-model/1";
 /// the prefixes `backbone.` and `head.`; its notes are those of the backbone, and `head_kind` and `head_config`.
 /// [`joint_file`] makes such a file, [`backbone_part`] and [`Model::open`] take one part of it.
 pub const JOINT: &str = "joint";
+
+/// The dimensions of features that a model file may have. Files are not trusted, and the dimension decides how much
+/// memory a network needs.
+pub(crate) const MODEL_DIMS: RangeInclusive<usize> = 1..=1 << 20;
+/// The problem of a model file whose configuration has other sizes.
+pub(crate) const IMPOSSIBLE_SIZES: &str = "its metadata 'config' has sizes that no model has";
 
 /// The contents of a model file: named parameters and notes.
 ///

@@ -47,8 +47,8 @@ pub enum NoiseKind {
 }
 
 impl NoiseKind {
-    /// All built-in noise types: those of Liang et al., "Few-shot Learning with Noisy Labels" (2022), in its
-    /// order, then others.
+    /// All built-in noise types: those of Liang et al., "Few-shot Learning with Noisy Labels" (2022), in the order of
+    /// the paper, then others.
     pub const ALL: [NoiseKind; 4] =
         [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier, NoiseKind::Similar];
 

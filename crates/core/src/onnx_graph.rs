@@ -196,9 +196,9 @@ impl OnnxGraph {
     }
 
     /// Adds a node that limits values to a range.
-    pub fn clip(&mut self, value: &GraphValue, [least, most]: [f32; 2]) -> GraphValue {
-        let (least, most) = (self.floats(&[], &[least]), self.floats(&[], &[most]));
-        self.node("Clip", &[value, &least, &most], &[])
+    pub fn clip(&mut self, value: &GraphValue, [min, max]: [f32; 2]) -> GraphValue {
+        let (min, max) = (self.floats(&[], &[min]), self.floats(&[], &[max]));
+        self.node("Clip", &[value, &min, &max], &[])
     }
 
     /// Adds a constant of floats; the empty shape is that of a single number.

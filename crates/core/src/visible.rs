@@ -7,8 +7,8 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The width, in terminal columns, to which the file name of an item can be shortened: four columns of its beginning,
-/// an ellipsis, and four of its end, enough for an extension such as `.jpg`.
+/// The narrowest width, in terminal columns, to which the file name of an item is shortened: four columns of its
+/// beginning, an ellipsis, and four of its end, enough for an extension such as `.jpg`.
 pub(crate) const MIN_FILE_NAME: usize = 9;
 
 /// A name in one line, with control characters, line separators and invisible marks written as escapes. Letters of any
@@ -35,10 +35,22 @@ pub fn visible_lines(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Whether a character is a control, a line separator, a zero-width character or a mark of writing direction.
+/// Whether a character is a control, a line separator, a mark of writing direction or otherwise invisible. The two
+/// zero-width joiners are not escaped: Persian and emoji need them.
 fn needs_escape(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    let is_invisible = matches!(
+        character,
+        '\u{ad}' // soft hyphen
+            | '\u{61c}' // Arabic letter mark
+            | '\u{180e}' // Mongolian vowel separator
+            | '\u{200b}' // zero-width space
+            | '\u{200e}' | '\u{200f}' // marks of writing direction
+            | '\u{2028}'..='\u{202e}' // line and paragraph separators, embeddings and overrides of writing direction
+            | '\u{2060}'..='\u{2064}' // word joiner, invisible operators
+            | '\u{2066}'..='\u{2069}' // isolates of writing direction
+            | '\u{feff}' // byte order mark
+    );
+    character.is_control() || is_invisible
 }
 
 /// The width of a text in terminal columns.
@@ -58,8 +70,8 @@ pub fn shortened(text: &str, max_columns: usize) -> String {
 }
 
 /// The name of an item (a path with `/`) shortened to at most `max_columns` columns, with an ellipsis in the middle of
-/// its file name. The folders in front of the file name are never shortened, and the file name keeps at least nine
-/// columns, so the result may be wider.
+/// its file name. The folders in front of the file name are never shortened, and the file name keeps at least
+/// [`MIN_FILE_NAME`] columns, so the result may be wider.
 pub fn shortened_item(item: &str, max_columns: usize) -> String {
     let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
     let available = max_columns.saturating_sub(display_width(folders)).max(MIN_FILE_NAME);
@@ -102,7 +114,7 @@ pub fn padded(text: &str, width: usize) -> String {
     format!("{text}{}", " ".repeat(width.saturating_sub(display_width(text))))
 }
 
-/// A number with its noun or noun and verb: `1 row is`, `2 rows are`.
+/// A count with its noun, and with its verb if it is part of `one` and `many`: `1 row is`, `2 rows are`.
 pub fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }

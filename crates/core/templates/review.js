@@ -25,8 +25,8 @@
 
   // ---- Decisions ----
 
-  // The steps so far, and those that were undone: {row, to}, where `to` is a class, the given one if the label is
-  // right, or null if the item goes into quarantine; or {row, later: true}.
+  // The steps so far, and those that were undone. A step is {row, to} or {row, later: true}. `to` is a class (the given
+  // one means that the label is right), or null for quarantine.
   let [done, undone] = [[], []];
   let isStored = true;
   const STORAGE = `trueshot review ${key}`;
@@ -86,7 +86,8 @@
 
   const inWords = (row, to) => (to === null ? "quarantine" : to === items.get(row).given ? "label is right" : `move to ${to}`);
 
-  /** What the review of the rows without a decision shows: "Review 1 item, check 8 planned changes"; empty without rows. */
+  /** The text of the button that starts the review: "Review 1 item, check 8 planned changes". `remaining` are the rows
+   * without a decision; empty if there are none. */
   function remainingInWords(remaining) {
     const changes = remaining.filter((row) => items.get(row).planned).length;
     const parts = [];
@@ -96,7 +97,7 @@
     return text.charAt(0).toUpperCase() + text.slice(1);
   }
 
-  /** Marks decided items on the page and updates the buttons and the text above the classes. */
+  /** Marks decided items on the page and updates the buttons and the text `review-state` above the classes. */
   function showDecisions() {
     const decided = decisions();
     for (const old of document.querySelectorAll("li.item[data-decided]")) {
@@ -209,7 +210,7 @@
     next();
   }
 
-  /** Shows the next row, without a decision unless all are shown again. */
+  /** Shows the next row without a decision, or, if the review is repeated (`isRepeat`), the next row. */
   function next() {
     const decided = decisions();
     const shown = rows.findIndex((row, index) => index >= nextIndex && (isRepeat || !decided.has(row)));
@@ -223,7 +224,7 @@
     else dialog.close();
   }
 
-  /** Goes to the next item without a decision; a step, so that it can be undone. */
+  /** Leaves the shown item undecided and shows the next one. This is a step, too, so that it can be undone. */
   function later() {
     if (rows !== queue) return;
     take({ row: current, later: true });
@@ -244,7 +245,8 @@
     next();
   }
 
-  /** The change that the Enter key makes: the planned one of an item without a decision; null without a plan. */
+  /** The change that the Enter key makes: the planned one of an item without a decision; null if no change is
+   * planned or the item is already decided. */
   const offered = () => (decisions().has(current) ? null : items.get(current).planned);
 
   /** The button that the Enter key presses. Without a planned change it is one that decides nothing. */
@@ -377,8 +379,9 @@
       const item = event.target.closest("li.item");
       if (event.key !== "Enter" || event.target !== item) return;
       open(Number(item.id.slice(1)));
-    } else if (event.key === "Enter" && event.repeat) {
-      // A key that is held decides about one item only.
+    } else if (event.repeat && !event.key.startsWith("Arrow")) {
+      // A key that is held decides about one item only. Enter would also press the button with the focus.
+      if (event.key !== "Enter") return;
     } else if (event.key === "ArrowLeft") goBack();
     else if (current === null) return;
     else if (event.key === "ArrowRight") later();

@@ -239,8 +239,8 @@ kernel! {
 
 kernel! {
     /// Updates one chunk with `g = scale * gradient + l2 * value`, and sets the gradient to zero. A new value is `keep
-    /// * value - lr * m' / (sqrt(v') + epsilon)`: m' and v' are m and v divided by their bias corrections. `rate`
-    /// already contains the correction of m, `second_scale` that of v.
+    /// * value - lr * m' / (sqrt(v') + epsilon)`, with lr the learning rate and m' and v' the moments divided by their
+    /// bias corrections. `rate` is lr with the correction of m, and `second_scale` contains that of v.
     fn update<'a, T>(
         factors: StepFactors<T>,
         gradient: &'a mut [T],

@@ -40,7 +40,8 @@ impl TestRng {
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If an element is off by more than 1e-5 of the largest element, or of 1e-3 if that is larger. `what` names the gradient in the message.
+/// If an element is off by more than 1e-5 of the largest element, or of 1e-3 if that is larger. `what` names the
+/// gradient in the message.
 pub fn check_gradient(what: &str, point: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
     check_gradient_at(what, point, gradient, 0..point.len(), &mut loss);
 }

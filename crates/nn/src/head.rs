@@ -148,10 +148,14 @@ impl<'a, T> FeatureGradient<'a, T> {
     /// Splits the feature gradient of a call into those of its episodes.
     ///
     /// # Panics
-    /// If `all` does not have as many numbers as the rows of the episodes.
+    /// If `all` does not have as many values as the rows of the episodes.
     pub(crate) fn split(all: &'a mut [T], episodes: &[Episode<'_, T>]) -> Vec<Self> {
         let expected: usize = episodes.iter().map(Episode::feature_count).sum();
-        assert_eq!(all.len(), expected, "one feature gradient per number of the episodes' rows");
+        assert_eq!(
+            all.len(),
+            expected,
+            "the feature gradient needs one value per value of the episodes' rows"
+        );
         let mut parts = Vec::with_capacity(episodes.len());
         let mut remaining = all;
         for episode in episodes {

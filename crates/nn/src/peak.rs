@@ -5,8 +5,8 @@ use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
 
-/// Length of a chain, a sequence in which every multiply-add needs the result of the one before. All chains together take
-/// about ten milliseconds.
+/// Length of a chain, a sequence in which every multiply-add needs the result of the one before. All chains together
+/// take about ten milliseconds.
 const ROUNDS: usize = 4_000_000;
 /// Independent chains: enough to hide the latency of a multiply-add, and no more than the 16 registers of AVX2 hold.
 const CHAINS: usize = 12;

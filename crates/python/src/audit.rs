@@ -45,13 +45,13 @@ impl Audit {
         of: impl Fn(&library::Neighbour) -> T,
     ) -> PyResult<Py<PyArray2<T>>> {
         let items = &self.result.items;
-        let most = items.iter().map(|item| item.neighbours.len()).max().unwrap_or(0);
+        let width = items.iter().map(|item| item.neighbours.len()).max().unwrap_or(0);
         let row = |item: &AuditedItem| {
             let values: Vec<T> = item.neighbours.iter().map(&of).collect();
-            values.into_iter().chain(std::iter::repeat(padding)).take(most).collect::<Vec<T>>()
+            values.into_iter().chain(std::iter::repeat(padding)).take(width).collect::<Vec<T>>()
         };
         let flat = PyArray1::from_vec(py, items.iter().flat_map(row).collect());
-        Ok(flat.reshape([items.len(), most])?.unbind())
+        Ok(flat.reshape([items.len(), width])?.unbind())
     }
 }
 

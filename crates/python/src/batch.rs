@@ -58,8 +58,8 @@ struct ColumnNames {
     carried: Option<Vec<String>>,
 }
 
-/// Computes all tasks of a table, Arrow batch by Arrow batch, with `compute` from a support set to a result. Ctrl-C
-/// stops the tasks that are running through their `Progress`, and no further ones are started.
+/// Computes all tasks of a table, Arrow batch by Arrow batch, with `compute` from a support set to a result. After
+/// Ctrl-C, the `Progress` that `compute` gets tells running tasks to stop, and no further ones are started.
 fn run_tasks<A: TaskOutput>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
@@ -128,17 +128,17 @@ fn run_tasks<A: TaskOutput>(
     Ok(Batches::new(schema, done.concat()))
 }
 
-/// The most bytes or list entries of a column in one batch: the offsets of Arrow's lists and strings are signed 32-bit
-/// numbers.
+/// The maximum number of bytes or list entries of a column in one batch: the offsets of Arrow's lists and strings are
+/// signed 32-bit numbers.
 const MAX_COLUMN_SIZE: usize = i32::MAX as usize;
 
-/// Divides rows, given their sizes, into consecutive ranges whose sizes sum to at most `most`; a single larger row has
+/// Divides rows, given their sizes, into consecutive ranges whose sizes sum to at most `max`; a single larger row has
 /// a range of its own. Without rows, returns one empty range, so that the result has its columns.
-fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
+fn split_by_size(sizes: impl Iterator<Item = usize>, max: usize) -> Vec<Range<usize>> {
     let (mut ranges, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
     for size in sizes {
         total = total.saturating_add(size);
-        if total > most && end > start {
+        if total > max && end > start {
             ranges.push(start..end);
             (start, total) = (end, size);
         }

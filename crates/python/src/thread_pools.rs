@@ -22,7 +22,7 @@ use trueshot::progress::Progress;
 use crate::exceptions::{internal_error, to_exception, value_error};
 use crate::interruptible::run_interruptible;
 
-/// The most threads that can be requested.
+/// The maximum number of threads that can be requested.
 const MAX_THREADS: i64 = 1024;
 
 /// The process ID and the number of threads; 0 threads stand for `RAYON_NUM_THREADS`, or all cores.
@@ -76,7 +76,7 @@ pub fn run_on_pool<T: Send>(
 /// other threads would take longer, especially on a busy machine.
 const SMALL_MATRIX: usize = 1 << 17;
 
-/// The most rows of such a matrix, because the time of an audit grows with the square of the rows.
+/// The maximum number of rows of such a matrix, because the time of an audit grows with the square of the rows.
 const MAX_SMALL_ROWS: usize = 1000;
 
 /// Runs work on a matrix. A small one is processed on the calling thread, usually in a few milliseconds, unless the

@@ -138,9 +138,9 @@ fn run_training<M: HeadOptions + Send + Sync>(
     run: RunSettings,
     on_message: &Bound<'_, PyAny>,
 ) -> PyResult<(Outcome, String)> {
-    let mut taken_sets: SetsByRole<NumberedRows> = Default::default();
-    for (sets, given) in taken_sets.iter_mut().zip(data) {
-        *sets = given.into_iter().map(to_numbered_rows).collect::<PyResult<_>>()?;
+    let mut numbered_sets: SetsByRole<NumberedRows> = Default::default();
+    for (sets, arrays) in numbered_sets.iter_mut().zip(data) {
+        *sets = arrays.into_iter().map(to_numbered_rows).collect::<PyResult<_>>()?;
     }
     let choice: DeviceChoice = run.device.parse().map_err(value_error)?;
     let start = match run.start.as_str() {
@@ -148,8 +148,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
-    let configuration = resolve_configuration(&defaults, given, &taken_sets).map_err(to_exception)?;
-    let sets = check_sets(py, run.threads, taken_sets)?;
+    let configuration = resolve_configuration(&defaults, given, &numbered_sets).map_err(to_exception)?;
+    let sets = check_sets(py, run.threads, numbered_sets)?;
     let work = |channel: &Channel<'_, TrainingMessage>| {
         let (device, _) = choice.open()?;
         let [train_on, outliers, validation, validation_outliers] = &sets;
@@ -167,7 +167,7 @@ fn run_training<M: HeadOptions + Send + Sync>(
         for overlap in heads::overlaps(&training, &validation) {
             channel.send(TrainingMessage::Warning(overlap.to_string()));
         }
-        let plan = RunOptions {
+        let run_options = RunOptions {
             output: run.output,
             title: format!(
                 "{}, {} steps of {} episodes",
@@ -193,8 +193,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
             Some(on_gpu) => on_gpu?,
             None => HeadTrainee::new(&configuration, training, validation)?,
         };
-        let observer = &mut TrainingObserver { channel, steps: plan.steps };
-        let outcome = train(&mut trainee, &plan, start, observer)?;
+        let observer = &mut TrainingObserver { channel, steps: run_options.steps };
+        let outcome = train(&mut trainee, &run_options, start, observer)?;
         Ok((outcome, trainee.device().unwrap_or("cpu".into())))
     };
     // A call of trueshot in `on_message` must not wait until the training has finished.

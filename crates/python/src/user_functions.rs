@@ -1,9 +1,9 @@
 //! User-defined methods and noise types: Python functions that take part in an evaluation.
 //!
-//! Two threads meet here. The library evaluates on threads of its own and knows the functions as a [`PythonMethod`] or
-//! a [`PythonNoise`], which send a request ([`Message`]) and wait for the answer. The thread that called `evaluate`
-//! receives the requests and calls the functions ([`UserFunctions::answer`]): only on that thread does Ctrl-C reach
-//! them. The functions may call trueshot, so the waiting threads are those of a pool that other calls do not use
+//! The library evaluates on threads of its own and knows the functions as a [`PythonMethod`] or a [`PythonNoise`],
+//! which send a request ([`Message`]) and wait for the answer. The thread that called `evaluate` receives the requests
+//! and calls the functions ([`UserFunctions::answer`]): only on that thread does Ctrl-C reach them. The functions may
+//! call trueshot, so the waiting threads are those of a pool that other calls do not use
 //! ([`crate::thread_pools::own_pool`]).
 //!
 //! An episode is a small classification task: N classes with K labelled support items each, some of whose labels are
@@ -327,10 +327,10 @@ impl RowClassifier for PythonMethod {
                 return Err(failed(&tasks[0], "it gave another number of predictions than queries"));
             }
             for (index, (task, by_class)) in tasks.iter().zip(&items_of_tasks).enumerate() {
-                let classes = predictions.classes[index * queries..][..queries].iter();
+                let predicted = predictions.classes[index * queries..][..queries].iter();
                 let is_class = |class: &u32| (*class as usize) < task.classes.len();
-                let classes = classes.map(|&class| u32::try_from(class).ok().filter(is_class));
-                let classes = classes.collect::<Option<Vec<u32>>>();
+                let checked = predicted.map(|&class| u32::try_from(class).ok().filter(is_class));
+                let classes = checked.collect::<Option<Vec<u32>>>();
                 let classes =
                     classes.ok_or_else(|| failed(task, "it predicted a class that is not in the episode"))?;
                 let per_episode = task.classes.len() * items;
@@ -375,12 +375,12 @@ impl LabelNoise for PythonNoise {
 
     fn relabel(&self, support: &CleanSupport<'_>, rng: &mut Rng) -> trueshot::Result<NoisyLabels> {
         let (answer, receiver) = channel();
-        let whole = |values: &[u32]| values.iter().map(|&value| i64::from(value)).collect();
+        let to_i64 = |values: &[u32]| values.iter().map(|&value| i64::from(value)).collect();
         let question = LabelQuestion {
             noise: self.position,
             episode: support.episode.index,
-            labels: whole(&support.labels),
-            rows: whole(&support.rows),
+            labels: to_i64(&support.labels),
+            rows: to_i64(&support.rows),
             classes: support.episode.classes.iter().map(|draw| i64::from(draw.class)).collect(),
             seed: rng.number(),
             answer,

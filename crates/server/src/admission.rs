@@ -145,17 +145,18 @@ impl AdmittedRequest {
             .before_deadline(compute_slots.acquire_owned())
             .await?
             .expect("the semaphore is never closed");
-        let mut job = RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), max_bytes };
+        let mut running =
+            RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), max_bytes };
         let task = tokio::task::spawn_blocking(move || {
             // All threads may have been busy until now. If the client has disconnected, the error reaches no one, so
             // only the passed deadline needs a message.
-            let outcome = if job.cancellation.is_cancelled() {
-                Err(job.cancellation.timed_out())
+            let outcome = if running.cancellation.is_cancelled() {
+                Err(running.cancellation.timed_out())
             } else {
-                work(&mut job)
+                work(&mut running)
             };
             // Naming the slots moves them into this task, so they are released here, when the work has ended.
-            drop((compute_slot, queue_slot, job));
+            drop((compute_slot, queue_slot, running));
             outcome
         });
         let outcome = cancellation.before_deadline(task).await?;

@@ -16,7 +16,7 @@ use crate::state::SharedApp;
 
 /// The complete body of a request.
 pub struct RequestBody {
-    /// From the content type.
+    /// The format that the content type names.
     pub kind: BodyKind,
     pub bytes: Bytes,
 }

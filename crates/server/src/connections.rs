@@ -134,14 +134,14 @@ impl Connections {
     /// Closes connections that have exceeded their time limits.
     pub fn close_overdue(&self) {
         self.close_if(|activity| {
-            let longest = match activity.phase {
+            let time_limit = match activity.phase {
                 Phase::Head => self.header_time,
                 Phase::Idle => self.idle_time,
                 // A body that stalls is refused after the stall time. This is for clients that ignore the response.
                 Phase::Body => 2 * self.stall_time,
                 Phase::Work | Phase::Flush | Phase::Closing => Duration::MAX,
             };
-            is_longer_than(activity.waiting_for_request_since, longest)
+            is_longer_than(activity.waiting_for_request_since, time_limit)
                 || is_longer_than(activity.waiting_for_reader_since, self.stall_time)
         });
     }
@@ -180,9 +180,9 @@ impl Connections {
     }
 }
 
-/// Whether the time since `since` exceeds `longest`.
-fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
-    since.is_some_and(|since| since.elapsed() > longest)
+/// Whether the time since `since` exceeds `limit`; false if `since` is `None`, because then the server does not wait.
+fn is_longer_than(since: Option<Instant>, limit: Duration) -> bool {
+    since.is_some_and(|since| since.elapsed() > limit)
 }
 
 /// Closes the connection with the longest [weighted waiting time](Activity::weighted_waiting_time), if the server waits
@@ -200,15 +200,12 @@ fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
 #[cfg(unix)]
 fn allowed_by_system(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let needed = (wanted + OTHER_DESCRIPTORS) as u64;
+    // `current` is the soft limit, `maximum` the hard one; `None` is unlimited.
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let most = maximum.unwrap_or(u64::MAX);
+    let needed = ((wanted + OTHER_DESCRIPTORS) as u64).min(maximum.unwrap_or(u64::MAX));
     let mut allowed = current.unwrap_or(u64::MAX);
-    if allowed < needed.min(most) {
-        let raised = Rlimit { current: Some(needed.min(most)), maximum };
-        if setrlimit(Resource::Nofile, raised).is_ok() {
-            allowed = needed.min(most);
-        }
+    if allowed < needed && setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum }).is_ok() {
+        allowed = needed;
     }
     (allowed as usize).saturating_sub(OTHER_DESCRIPTORS).max(MIN_CONNECTIONS)
 }

@@ -27,8 +27,8 @@ pub const MIN_PROGRESS_BYTES: usize = 10 << 10;
 pub struct Limits {
     /// Maximum length in bytes of a request body, and of a response.
     pub body: usize,
-    /// Maximum number of bytes of all bodies and responses in memory. Descriptions of the server and of a single
-    /// classifier are not counted.
+    /// Maximum number of bytes of all bodies and responses in memory; raised to twice `body` if it is less.
+    /// Descriptions of the server and of a single classifier are not counted.
     pub bodies: usize,
     /// Maximum number of pixels of an image.
     pub pixels: u64,

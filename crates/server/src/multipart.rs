@@ -12,17 +12,17 @@ use crate::problem::Problem;
 
 /// The longest boundary that RFC 2046 allows.
 const MAX_BOUNDARY_BYTES: usize = 70;
-/// The most bytes of the headers of a file.
+/// The maximum length of the headers of a part in bytes.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// One file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormFile {
-    /// The name of its field.
+    /// The name of the form field that contains the file.
     pub field: String,
-    /// The file name, possibly with folders.
+    /// The file name, possibly with folders; "image N" for the N-th file of the form if it has none.
     pub file: String,
-    /// Its contents, or why it cannot be used.
+    /// The contents of the file, or why it cannot be used.
     pub contents: Result<Bytes, String>,
 }
 

@@ -78,7 +78,7 @@ impl StallTimeoutBody {
         body
     }
 
-    /// Reports the end of the body to the connection.
+    /// Reports the end of the body to the connection, if the body is complete.
     fn record_end(&self, is_complete: bool) {
         if let Some(connection) = self.connection.as_ref().filter(|_| is_complete) {
             connection.body_complete();

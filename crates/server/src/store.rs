@@ -25,7 +25,7 @@ use crate::problem::Problem;
 const EXTENSION: &str = "safetensors";
 /// The number of hexadecimal digits of an id: 128 bits of the BLAKE3 hash of the file.
 const ID_LEN: usize = 32;
-/// The most classifiers in memory.
+/// The maximum number of classifiers in memory.
 const MAX_LOADED: usize = 8;
 /// Temporary files older than this belong to a process that was killed.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);

@@ -52,6 +52,36 @@ pub struct BackboneOptions {
 }
 
 impl BackboneOptions {
+    /// The image size, fit and resampling that are part of the [name](Backbone::name) of a backbone. With them,
+    /// [`Backbone::find`] opens a built-in backbone as the one that has this name.
+    ///
+    /// ```
+    /// use trueshot_vision::{Backbone, backbone::BackboneOptions};
+    ///
+    /// let options = BackboneOptions { size: Some(96), ..BackboneOptions::default() };
+    /// let backbone = Backbone::find("efficientnet-lite0", &options)?;
+    /// assert_eq!(BackboneOptions::from_name(backbone.name()), options);
+    /// # Ok::<(), trueshot_vision::Error>(())
+    /// ```
+    pub fn from_name(name: &str) -> BackboneOptions {
+        let mut options = BackboneOptions::default();
+        // `efficientnet-lite0 (efficientnet-lite0, 320 px, HASH, crop)`, as written by `Backbone::efficientnet`.
+        let details = name.split_once(" (").and_then(|(_, details)| details.strip_suffix(')'));
+        for detail in details.unwrap_or_default().split(", ") {
+            match detail {
+                "squash" => options.fit = Some(Fit::Squash),
+                "crop" => options.fit = Some(Fit::Crop),
+                "bilinear" => options.resampling = Some(Resampling::Bilinear),
+                "bicubic" => options.resampling = Some(Resampling::Bicubic),
+                _ => {
+                    let size = detail.strip_suffix(" px").and_then(|size| size.parse().ok());
+                    options.size = options.size.or(size);
+                }
+            }
+        }
+        options
+    }
+
     /// Fills options that are not set from `others`.
     pub fn or(self, others: BackboneOptions) -> BackboneOptions {
         BackboneOptions {

@@ -71,21 +71,21 @@ pub struct BatchQueue {
 /// What the callers and the thread of the queue share.
 struct Shared {
     state: Mutex<QueueState>,
-    /// Wakes the thread of the queue: the queue has a full batch, a thread waits for a row, or the queue is dropped.
-    submitted: Condvar,
+    /// Wakes the thread of the queue: the queue has a full batch, a caller waits for a row, or the queue is dropped.
+    work_changed: Condvar,
     /// Wakes the callers: a batch was taken from the queue, or its rows are finished.
-    taken: Condvar,
+    batch_changed: Condvar,
 }
 
 #[derive(Default)]
 struct QueueState {
     /// The images that are in no batch yet, in the order in which they were submitted.
     waiting: VecDeque<Request>,
-    /// Images submitted so far, which is the number of the next image.
-    submitted: u64,
-    /// A thread waits for the row of the image before this number, so images below it are embedded even if they do not
-    /// fill a batch.
-    urgent: u64,
+    /// The number of the next image: images submitted so far.
+    next_number: u64,
+    /// Images with numbers below this are embedded even if they do not fill a batch, because a caller waits for the row
+    /// of the last of them.
+    urgent_end: u64,
     /// Set once; after that, no image is embedded.
     failure: Option<DeviceFailure>,
     /// Whether the queue has been dropped.
@@ -119,8 +119,11 @@ impl BatchQueue {
         shape: BatchShape,
         open: impl FnOnce() -> Result<EmbedBatch, DeviceFailure> + Send + 'static,
     ) -> Self {
-        let shared =
-            Arc::new(Shared { state: Mutex::default(), submitted: Condvar::new(), taken: Condvar::new() });
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            work_changed: Condvar::new(),
+            batch_changed: Condvar::new(),
+        });
         let worker = Worker { shape, shared: Arc::clone(&shared) };
         let thread = std::thread::Builder::new().name("trueshot-gpu".into());
         let thread = thread.spawn(move || worker.run(open)).expect("a thread can be started");
@@ -142,16 +145,16 @@ impl BatchQueue {
         let row = Arc::new(Slot::new());
         let mut state = self.shared.state();
         while state.waiting.len() >= max_waiting && state.failure.is_none() {
-            state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.batch_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let number = state.submitted;
-        state.submitted += 1;
+        let number = state.next_number;
+        state.next_number += 1;
         match &state.failure {
             Some(failure) => drop(row.set(Err(failure.unreadable()))),
             None => state.waiting.push_back(Request { number, image, row: Arc::clone(&row) }),
         }
         if state.waiting.len() >= self.shape.batch {
-            self.shared.submitted.notify_one();
+            self.shared.work_changed.notify_one();
         }
         drop(state);
         PendingRow { number, row, shared: Arc::clone(&self.shared) }
@@ -167,7 +170,7 @@ impl Drop for BatchQueue {
     /// Ends the thread after the current batch.
     fn drop(&mut self) {
         self.shared.state().is_closed = true;
-        self.shared.submitted.notify_one();
+        self.shared.work_changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic: errors are in the state.
             let _ = thread.join();
@@ -183,11 +186,11 @@ impl PendingRow {
     pub fn wait(self) -> Result<Vec<f32>, Unreadable> {
         let mut state = self.shared.state();
         if self.row.get().is_none() {
-            state.urgent = state.urgent.max(self.number + 1);
-            self.shared.submitted.notify_one();
+            state.urgent_end = state.urgent_end.max(self.number + 1);
+            self.shared.work_changed.notify_one();
         }
         while self.row.get().is_none() {
-            state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.batch_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
         // Without a copy, unless the thread of the queue still holds its reference to the slot.
@@ -252,15 +255,15 @@ impl Worker {
             if state.is_closed {
                 return None;
             }
-            let is_urgent = state.waiting.front().is_some_and(|request| request.number < state.urgent);
+            let is_urgent = state.waiting.front().is_some_and(|request| request.number < state.urgent_end);
             if is_urgent || state.waiting.len() >= self.shape.batch {
                 break;
             }
-            state = self.shared.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.work_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let count = state.waiting.len().min(self.shape.batch);
         let batch = state.waiting.drain(..count).collect();
-        self.shared.taken.notify_all();
+        self.shared.batch_changed.notify_all();
         Some(batch)
     }
 
@@ -285,7 +288,7 @@ impl Worker {
         }
         // With the lock no thread is between its check of the slot and its wait, where it would miss the notification.
         let _state = self.shared.state();
-        self.shared.taken.notify_all();
+        self.shared.batch_changed.notify_all();
     }
 
     /// Answers all images in the queue, and all later ones, with the failure.

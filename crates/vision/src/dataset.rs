@@ -1,7 +1,7 @@
 //! Data sets held in memory for training: images are decoded once and used in many steps. Start with [`Dataset::load`].
 //!
-//! Images are kept as bytes at the input size of the network. Images that will be cropped keep up to 1.25 times that size;
-//! they are never enlarged and need not be square. Images that cannot be read are skipped and listed.
+//! Images are kept as bytes at the input size of the network. Images that will be cropped keep up to 1.25 times that
+//! size; they are never enlarged and need not be square. Images that cannot be read are skipped and listed.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -29,8 +29,8 @@ pub struct Dataset {
     items: Vec<String>,
     /// Per image the key of its random augmentation.
     keys: Vec<u64>,
-    /// The class of each image, in the form of embeddings, because episodes are drawn from embeddings. Each has one
-    /// feature, which means nothing.
+    /// The class of each image, in the form of embeddings, because episodes are drawn from embeddings. Each image has a
+    /// single feature, 0, as a placeholder.
     labels: Embeddings,
     skipped: Vec<Skipped>,
 }
@@ -116,7 +116,7 @@ impl Dataset {
         self.keys[row]
     }
 
-    /// The class of each image, as embeddings; their features mean nothing.
+    /// The class of each image, as embeddings with a placeholder for the features.
     pub fn labels(&self) -> &Embeddings {
         &self.labels
     }

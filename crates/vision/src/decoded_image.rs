@@ -132,12 +132,7 @@ impl DecodedImage {
         if self.channels == channels {
             return self;
         }
-        let (width, height) = (self.width as u32, self.height as u32);
-        let image = match self.channels {
-            Channels::Grey => GrayImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
-            Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
-        };
-        let image = image.expect("the number of bytes fits the size");
+        let image = dynamic_image(self.pixels, self.width as u32, self.height as u32, self.channels);
         DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
@@ -210,14 +205,9 @@ fn decode(
     decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
     // A damaged EXIF orientation is ignored.
     header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let need = header.peak_bytes(channels);
-    if need > limits.memory.min(MAX_DECODE_MEMORY) {
-        return Err(Unreadable::OverMemory {
-            width,
-            height,
-            need,
-            most: limits.memory.min(MAX_DECODE_MEMORY),
-        });
+    let (need, most) = (header.peak_bytes(channels), limits.memory.min(MAX_DECODE_MEMORY));
+    if need > most {
+        return Err(Unreadable::OverMemory { width, height, need, most });
     }
     let share = memory_budget::decoded_images().take(need);
     let mut raw = vec![0; decoder.total_bytes() as usize];
@@ -395,6 +385,15 @@ fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
     }
 }
 
+/// The pixels as an image of the `image` crate.
+fn dynamic_image(pixels: Vec<u8>, width: u32, height: u32, channels: Channels) -> DynamicImage {
+    let image = match channels {
+        Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
+        Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
+    };
+    image.expect("the number of bytes fits the size")
+}
+
 /// The upright image, by the orientation that the camera recorded.
 fn apply_orientation(
     pixels: Vec<u8>,
@@ -403,11 +402,7 @@ fn apply_orientation(
     channels: Channels,
     orientation: Orientation,
 ) -> DecodedImage {
-    let image = match channels {
-        Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
-        Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
-    };
-    let mut image = image.expect("the number of bytes fits the size");
+    let mut image = dynamic_image(pixels, width, height, channels);
     image.apply_orientation(orientation);
     DecodedImage::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
 }

@@ -1,8 +1,8 @@
 //! [`Bitmap`]: a drawing with one bit per pixel, ink or paper. The built-in drawings of Omniglot are bitmaps.
 //!
 //! Networks take it as an image ([`Bitmap::to_image`]), pages as a PNG ([`Bitmap::to_png_data_uri`]). Rows are packed
-//! as in PNG, so encoding is an inversion of all bits and a deflate. A one-bit PNG is also the smallest form for a page:
-//! 335 characters for the average Omniglot drawing, against 870 for an SVG path. Show it enlarged with
+//! as in PNG, so encoding inverts all bits and deflates them. A one-bit PNG is also the smallest form for a page: 335
+//! characters for the average Omniglot drawing, against 870 for an SVG path. Show it enlarged with
 //! `image-rendering: pixelated`.
 
 use base64::Engine;

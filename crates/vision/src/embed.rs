@@ -217,7 +217,7 @@ pub(crate) fn item_seed(item: &str) -> u64 {
 
 /// The longest side that is kept of an image that will be cropped, in sixteenths of the network's input size: 1.25
 /// times that size, so a crop of 80 % of each side has the size of the input.
-const CROP_MARGIN_SIXTEENTHS: usize = 20;
+const MAX_SIDE_SIXTEENTHS: usize = 20;
 
 /// The image at the network's input size. If it will be augmented, it stays a little larger, because it will be
 /// cropped; it is then never enlarged, and its sides may differ.
@@ -225,7 +225,7 @@ pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augme
     if !augmented {
         return to.fitted(image);
     }
-    let most = to.size * CROP_MARGIN_SIXTEENTHS / 16;
+    let most = to.size * MAX_SIDE_SIXTEENTHS / 16;
     let image = image.cropped_for(to.fit);
     let (width, height) = (image.width.min(most), image.height.min(most));
     image.resized(width, height)

@@ -345,13 +345,7 @@ impl Embedder {
 
     /// Reads an image and submits it to the queue, unless its row was in the cache.
     fn submit(&self, queue: &BatchQueue, image: &ImageInput<'_>) -> SubmittedImage {
-        let ReadImage { source, hash, measures } = self.read(image);
-        let source = match source {
-            RowSource::Cache(row) => RowSource::Cache(row),
-            RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
-            RowSource::Network(key, resized) => RowSource::Network(key, queue.submit(resized.pixels)),
-        };
-        SubmittedImage { source, hash, measures }
+        self.read(image).map_input(|resized| queue.submit(resized.pixels))
     }
 
     /// Looks up an image in the cache, or decodes, measures and resizes it.
@@ -461,6 +455,19 @@ struct ReadImage<T = DecodedImage> {
     measures: Option<ImageMeasures>,
 }
 
+impl<T> ReadImage<T> {
+    /// Replaces what the network computes the row from, if the network computes it.
+    fn map_input<U>(self, convert: impl FnOnce(T) -> U) -> ReadImage<U> {
+        let ReadImage { source, hash, measures } = self;
+        let source = match source {
+            RowSource::Cache(row) => RowSource::Cache(row),
+            RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
+            RowSource::Network(key, input) => RowSource::Network(key, convert(input)),
+        };
+        ReadImage { source, hash, measures }
+    }
+}
+
 /// An image whose row is being computed.
 type SubmittedImage = ReadImage<PendingRow>;
 
@@ -490,19 +497,12 @@ impl EmbedWorker {
 
     /// Looks up an image in the cache, or appends its network input.
     fn prepare(&mut self, embedder: &Embedder, image: &ImageInput<'_>) -> ReadImage<()> {
-        let ReadImage { source, hash, measures } = embedder.read(image);
-        let source = match source {
-            RowSource::Cache(row) => RowSource::Cache(row),
-            RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
-            RowSource::Network(key, resized) => {
-                let to = embedder.backbone.preprocessing();
-                let start = self.inputs.len();
-                self.inputs.resize(start + to.input_len(), 0.0);
-                to.normalise(&resized, &mut self.inputs[start..]);
-                RowSource::Network(key, ())
-            }
-        };
-        ReadImage { source, hash, measures }
+        embedder.read(image).map_input(|resized| {
+            let to = embedder.backbone.preprocessing();
+            let start = self.inputs.len();
+            self.inputs.resize(start + to.input_len(), 0.0);
+            to.normalise(&resized, &mut self.inputs[start..]);
+        })
     }
 }
 

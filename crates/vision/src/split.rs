@@ -1,11 +1,10 @@
 //! Splits: which classes are for training, validation and test, read from split files or built in.
 //!
 //! A split file is a JSON object whose members are splits. A split is a list of class names, or nested objects of lists
-//! whose keys become part of the name: `Latin/character01` of an alphabet, except Omniglot's halves `background` and
-//! `evaluation` at the top. A name also stands for the classes below it, so that superclasses (`fish` for `fish/trout`)
-//! can be split. The usual splits of the paper's
-//! data sets are built in. Start with [`Split::open`]; [`Collection::keep_split`](crate::Collection::keep_split)
-//! applies a split to a data set.
+//! whose keys become part of the names, such as `Latin` in `Latin/character01`. Only the keys `background` and
+//! `evaluation` at the top, the halves of Omniglot, do not. A name also stands for the classes below it, so that
+//! superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's data sets are built in. Start
+//! with [`Split::open`]; [`Collection::keep_split`](crate::Collection::keep_split) applies a split to a data set.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

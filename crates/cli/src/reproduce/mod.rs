@@ -150,7 +150,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (parallel, threads) = (arguments.jobs.into(), arguments.threads.map(usize::from));
     let deadline = arguments.job_minutes.map(|limit| Instant::now() + limit);
     let device = arguments.device;
-    JobRunner { jobs: &jobs, needed: &unfinished, cache: &cache, parallel, threads, device, deadline }
+    JobRunner { jobs: &jobs, unfinished: &unfinished, cache: &cache, parallel, threads, device, deadline }
         .run()?;
     let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
     for (name, text) in [
@@ -255,7 +255,7 @@ impl Arguments {
         Ok(ReproduceSettings { scale, episodes, image_model_episodes, seed, backbones, outliers, without })
     }
 
-    /// Whether the GPU that jobs use can evaluate models that take images, of the largest size in the paper.
+    /// Whether jobs use a GPU that can evaluate models that take images, even of the largest size in the paper (84 px).
     fn has_gpu_for_image_models(&self) -> bool {
         let device = self.device.unwrap_or(DeviceChoice::Auto);
         let device = device.open().ok().and_then(|(device, _)| device);

@@ -184,7 +184,7 @@ fn measured(
             .filter_map(|evaluation| evaluation.setting(setting.level))
             .find_map(|setting| setting.method_of_row(reference)?.accuracy)
     };
-    // The share of the gap that is closed is not reported for gaps below one point.
+    // The gap between ProtoNet and the oracle; `None` if it is below one point, too small to say how much a row closes.
     let gap = accuracy_of("oracle")
         .zip(accuracy_of("protonet"))
         .filter(|(oracle, protonet)| oracle - protonet >= 1.0);

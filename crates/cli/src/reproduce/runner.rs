@@ -24,8 +24,8 @@ use crate::subprocess::own_command;
 pub struct JobRunner<'a> {
     pub jobs: &'a Jobs,
     /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads.
-    /// Jobs that they need and that are not in this list are done.
-    pub needed: &'a [usize],
+    /// Jobs that are not in this list, but whose results these jobs read, have finished.
+    pub unfinished: &'a [usize],
     pub cache: &'a ResultCache,
     /// The number of jobs that run at the same time.
     pub parallel: usize,
@@ -33,17 +33,11 @@ pub struct JobRunner<'a> {
     pub threads: Option<usize>,
     /// The device to compute on (`--device`); `None`: what each command chooses.
     pub device: Option<DeviceChoice>,
-    /// When to stop.
+    /// When to stop (`--job-minutes`); `None`: run all jobs.
     pub deadline: Option<Instant>,
 }
 
-/// Ends the program before all jobs are done.
-fn stop(reason: &str) -> ! {
-    say!("{reason}; run the same command again to continue");
-    std::process::exit(130);
-}
-
-/// Which jobs were started and which finished, by position in [`JobRunner::needed`].
+/// Which jobs were started and which finished, by position in [`JobRunner::unfinished`].
 struct JobProgress {
     started: Vec<bool>,
     done: Vec<bool>,
@@ -60,7 +54,7 @@ impl JobRunner<'_> {
         let lock = self.cache.lock()?;
         // Commands get the same Ctrl-C. This program waits for them, to add up the time of stopped runs.
         handle_interrupts();
-        let started = vec![false; self.needed.len()];
+        let started = vec![false; self.unfinished.len()];
         let progress = JobProgress { done: started.clone(), started, ended: false, stopped: None };
         let progress = Mutex::new(progress);
         let changed = Condvar::new();
@@ -71,7 +65,8 @@ impl JobRunner<'_> {
             workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
         })?;
         if let Some(reason) = progress.into_inner().expect("no worker panics").stopped {
-            stop(reason);
+            say!("{reason}; run the same command again to continue");
+            std::process::exit(STOPPED.into());
         }
         Ok(())
     }
@@ -105,13 +100,13 @@ impl JobRunner<'_> {
     /// The position of the first job that was not started and whose inputs are done; `None` if all must wait.
     fn next_ready(&self, progress: &JobProgress) -> Option<usize> {
         let is_done =
-            |job: &usize| self.needed.binary_search(job).map_or(true, |position| progress.done[position]);
-        (0..self.needed.len())
+            |job: &usize| self.unfinished.binary_search(job).map_or(true, |position| progress.done[position]);
+        (0..self.unfinished.len())
             .find(|&position| !progress.started[position] && self.job(position).needs.iter().all(is_done))
     }
 
     fn job(&self, position: usize) -> &Job {
-        &self.jobs.all()[self.needed[position]]
+        &self.jobs.all()[self.unfinished[position]]
     }
 
     /// Runs a job, unless its result is in the cache. `None` if its result is now in the cache, otherwise the reason
@@ -135,7 +130,7 @@ impl JobRunner<'_> {
         }
         // An empty line between the messages of two jobs.
         say!("");
-        say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
+        say!("[{}/{}] {} (about {})", position + 1, self.unfinished.len(), job.label, duration(job.estimate));
         let start = Instant::now();
         let status = self.command(job, lock, left)?.status().context("cannot start this program again")?;
         let is_stopped =

@@ -43,8 +43,9 @@ impl StripesFolder {
         text(&self.trueshot(&arguments).assert().success().get_output().stderr)
     }
 
+    /// Predicts without `--size`, because the classifier names the size of its images.
     fn predict(&self, more: &[&str]) -> Command {
-        self.trueshot(&[&["predict", "colours.safetensors", "--size", "64"], more].concat())
+        self.trueshot(&[&["predict", "colours.safetensors"], more].concat())
     }
 
     fn answers(&self, more: &[&str]) -> String {

@@ -22,23 +22,23 @@ use crate::method::TrainedTranfs;
 
 pub use image::AttentionImage;
 
-/// A token of the transformer: what a row or a column of an attention map stands for. "In the episode" means in the
-/// list of the few classes of the problem.
+/// A token of the transformer: what a row or a column of an attention map stands for. Classes are indices into the
+/// classes of the episode ([`Episode::classes`](crate::episode::Episode::classes)).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum Token {
     /// The class token of a class.
     Class {
-        /// The index of the class in the episode.
+        /// The class.
         class: u32,
         /// The name of the class.
         name: String,
     },
     /// The token of a support item.
     Item {
-        /// The given class, an index in the episode.
+        /// The given class.
         given: u32,
-        /// The true class, an index in the episode; `None` for an outlier.
+        /// The true class; `None` for an outlier.
         truth: Option<u32>,
         /// The row of the item in the embeddings or, for an outlier, in the outlier pool.
         row: u32,

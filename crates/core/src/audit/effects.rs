@@ -165,7 +165,7 @@ impl<'a> LeaveOneOut<'a> {
         let squared_with =
             |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + moved_square;
         // The numbers of rows whose best class is their label, and of rows with a label.
-        let (mut right, mut known) = (0, 0);
+        let (mut right, mut known) = (0usize, 0usize);
         for (row, product) in with_moved.iter().enumerate() {
             let label = if row == moved { change.to } else { self.labels[row] };
             let Some(label) = label else { continue };
@@ -183,7 +183,7 @@ impl<'a> LeaveOneOut<'a> {
             known += 1;
             right += usize::from(best_class(&candidates) == Some(label));
         }
-        f64::from(right as u32) / f64::from(known.max(1) as u32)
+        right as f64 / known.max(1) as f64
     }
 }
 

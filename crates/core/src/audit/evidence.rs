@@ -100,11 +100,11 @@ pub(super) struct Evidence<'a> {
     dimensions: f64,
 }
 
-/// What the items vote for.
+/// The shares with which items vote for the classes of their neighbours.
 struct Voters<'a> {
     /// The shares of every item.
     shares: &'a [Shares],
-    /// As of [`Evidence::shares_of_identical`].
+    /// The summed shares of each set of identical rows, by its first position ([`Evidence::shares_of_identical`]).
     of_identical: HashMap<usize, Shares>,
 }
 
@@ -124,12 +124,12 @@ struct ClassScore {
 struct ItemScores {
     /// The given class first, then the other candidates, best first.
     candidates: Vec<ClassScore>,
-    /// The candidates to which the logit model is fitted. The given class is among them only if its scores are good
-    /// enough.
+    /// The indices in `candidates` of those to which the logit model is fitted. The given class is among them only if
+    /// its scores are good enough.
     best: Range<usize>,
     /// The scores with the classes in which the item had a share in the previous round; only [`TypicalCosines`] needs
     /// them.
-    former: Vec<ClassScore>,
+    previous: Vec<ClassScore>,
 }
 
 impl<'a> Evidence<'a> {
@@ -223,13 +223,13 @@ impl<'a> Evidence<'a> {
         // The features of every item with each of its candidates: `[item][candidate][feature]`.
         let class_features = |item: usize| {
             let given = self.collection.given[item];
-            let of_class = |(number, score): (usize, &ClassScore)| {
+            let of_class = |(candidate, score): (usize, &ClassScore)| {
                 // The expected number of other items of the class.
                 let others = members.counts[score.class as usize] - score.share;
                 let mut features = [0.0; CLASS_FEATURES];
-                features[..SCORES].copy_from_slice(&scored[item].scores[number]);
+                features[..SCORES].copy_from_slice(&scored[item].scores[candidate]);
                 features[SCORES..].copy_from_slice(&[
-                    logs[item][number].max(LEAST_LOG_PROBABILITY) / 2.0,
+                    logs[item][candidate].max(LEAST_LOG_PROBABILITY) / 2.0,
                     labels.log_probability(score, given, others, members.counts.len()),
                     if score.class == given { 2.0 } else { 0.0 },
                     labels.counted(given, others).clamp(0.0, 150.0).ln_1p() / 2.0,
@@ -278,7 +278,8 @@ impl<'a> Evidence<'a> {
         averages: [f32; AVERAGED_FEATURES.len()],
     ) -> [f32; ITEM_FEATURES] {
         let classes = (self.collection.classes.len() as f32).ln().min(4.0) / 2.0;
-        // The closeness to the nearest item and to the nearest five, each compared with all items and as it is.
+        // The closeness to the nearest item and to the nearest five, each relative to that of all items (half the
+        // z-score) and absolute (twice the mean cosine).
         let [nearest, five] =
             self.closeness.each_ref().map(|closeness| [closeness.score(item), 2.0 * closeness.values[item]]);
         let leverages = self.leverages.each_ref().map(|leverages| leverages.score(item));
@@ -330,7 +331,7 @@ impl<'a> Evidence<'a> {
                 let product = |matrix: usize, class: u32| products[matrix][index * count + class as usize];
                 let score = |class: u32| {
                     let share = share(&before[item], class);
-                    // Each prediction, corrected for the item's own part in the regression.
+                    // The leave-one-out prediction of each regression.
                     let target = share - members.central_share();
                     let ridge =
                         [0, 1, 2].map(|n| self.ridges[n].without(item, product(n + 1, class), target));
@@ -340,7 +341,7 @@ impl<'a> Evidence<'a> {
                     let squared_length =
                         squared_lengths[class as usize] - 2.0 * share * with_sum + share * share * square;
                     let cosine = (with_sum - share * square) / squared_length.max(1e-6).sqrt();
-                    // A class with next to no other items has no direction.
+                    // The sum of a class with next to no other items (fewer than 0.05 expected) has no direction.
                     let has_others = members.counts[class as usize] - share > 0.05;
                     ClassScore { class, share, ridge, cosine: if has_others { cosine } else { 0.0 } }
                 };
@@ -366,13 +367,15 @@ impl<'a> Evidence<'a> {
                 // replaces. If all classes are candidates, the model is fitted to all.
                 let last = candidates.len() - 1;
                 let given_is_among_best = rank(&candidates[0]) > rank(&candidates[last]);
-                let best = match count > CANDIDATES {
-                    true if given_is_among_best => 0..last,
-                    true => 1..last + 1,
-                    false => 0..last + 1,
+                let best = if count <= CANDIDATES {
+                    0..last + 1
+                } else if given_is_among_best {
+                    0..last
+                } else {
+                    1..last + 1
                 };
-                let former = before[item].iter().map(|&(class, _)| score(class)).collect();
-                ItemScores { candidates, best, former }
+                let previous = before[item].iter().map(|&(class, _)| score(class)).collect();
+                ItemScores { candidates, best, previous }
             };
             Ok((0..block.len()).map(of_item).collect::<Vec<_>>())
         };
@@ -548,11 +551,11 @@ struct TypicalCosines {
 
 impl TypicalCosines {
     fn new(scores: &[ItemScores], classes: usize) -> Self {
-        let former = || scores.iter().flat_map(|item| &item.former);
+        let previous = || scores.iter().flat_map(|item| &item.previous);
         // The means, weighted by shares and drawn towards the mean of all classes.
         let mut counts = vec![0.0; classes];
         let mut sums = vec![0.0; classes];
-        for score in former() {
+        for score in previous() {
             counts[score.class as usize] += score.share;
             sums[score.class as usize] += score.share * score.cosine;
         }
@@ -565,7 +568,7 @@ impl TypicalCosines {
             .collect();
         // The variances, likewise drawn towards that of all classes.
         let mut squares = vec![0.0; classes];
-        for score in former() {
+        for score in previous() {
             let class = score.class as usize;
             squares[class] += score.share * (score.cosine - means[class]).powi(2);
         }

@@ -217,7 +217,7 @@ fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
 
 /// The largest value that at least `rare` of the values counted in a histogram reach; 0 if there are no values.
 fn reached(counts: &[usize; 256], rare: usize) -> u8 {
-    // The number of values from `value` on.
+    // The number of values that are `value` or larger.
     let mut count_above = 0;
     for (value, count) in (0..=255).zip(counts).rev() {
         count_above += count;

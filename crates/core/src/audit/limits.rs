@@ -84,7 +84,7 @@ pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
     let all_single = (0..data.classes().len()).all(|class| data.rows_of(class).len() <= 1);
     for (row, item) in scored.iter_mut().enumerate() {
         let is_too_certain = item.posterior.p_wrong() < MIN_P_WRONG_OF_SINGLE;
-        // If every class has a single item, there is nothing to compare any label with.
+        // If every class has a single item, no label can be compared with anything: all get the same probability.
         if all_single || is_single(data, data.labels()[row] as usize) && is_too_certain {
             item.posterior.set_wrong(f64::from(MIN_P_WRONG_OF_SINGLE));
         }

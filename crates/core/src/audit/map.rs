@@ -30,8 +30,7 @@ pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let components = components(&rows, &poll)?;
     match rows.len() {
-        // Too few for the perplexity of t-SNE.
-        ..=5 => Ok(components),
+        // Fewer items are too few for the perplexity of t-SNE.
         6..=MAX_TSNE_ITEMS => tsne(&rows, components, &poll),
         _ => Ok(components),
     }
@@ -114,7 +113,7 @@ const EXAGGERATION: f32 = 12.0;
 fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
     let items = rows.len();
     let affinities = affinities(rows);
-    // Start with a standard deviation of 0.01 along x: small compared with the result.
+    // Start with a root mean square of 0.01 along x: small compared with the result.
     let spread = (start.iter().map(|point| point[0] * point[0]).sum::<f32>() / items as f32).sqrt();
     let scale = if spread > 0.0 { 1e-2 / spread } else { 0.0 };
     let mut points: Vec<Point> = start.iter().map(|point| point.map(|value| value * scale)).collect();

@@ -324,7 +324,7 @@ impl Audit {
         let name = |row: u32| item_name(data, row as usize);
         let class_name = |class: u32| data.classes()[class as usize].clone();
         let mut classes: Vec<AuditedClass> =
-            data.classes().iter().enumerate().map(AuditedClass::empty).collect();
+            data.classes().iter().map(|name| AuditedClass::empty(name)).collect();
         let mut items = Vec::with_capacity(scored.len());
         let mut shares = Vec::with_capacity(scored.len());
         for (row, ScoredItem { posterior, weight, neighbours }) in scored.into_iter().enumerate() {
@@ -397,8 +397,8 @@ impl AuditedItem {
 }
 
 impl AuditedClass {
-    fn empty((_, name): (usize, &String)) -> Self {
-        AuditedClass { class: name.clone(), items: 0, expected_wrong: 0.0, found_elsewhere: 0 }
+    fn empty(name: &str) -> Self {
+        AuditedClass { class: name.into(), items: 0, expected_wrong: 0.0, found_elsewhere: 0 }
     }
 }
 

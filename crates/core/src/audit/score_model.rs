@@ -2,10 +2,11 @@
 //!
 //! `evidence` computes seven scores of every item with each of its candidate classes (three regressions, a cosine and
 //! how typical it is for the class, two votes of neighbours). This file combines them by a conditional logit model: the
-//! probability of a candidate class is proportional to the exponential of a weighted sum of the item's scores with it.
-//! The seven weights are fitted to the class probabilities of the previous round. The scores of an item do not depend
-//! on its own label and there are only a few weights, so the model does not overfit: where nearest neighbours predict
-//! better than planes, they count more, and where nothing predicts well, the probabilities say so.
+//! probability of a candidate class is proportional to the exponential of a weighted sum of the item's scores with that
+//! class. The seven weights are fitted to the class probabilities of the previous round. The scores of an item hardly
+//! depend on its own label and there are only a few weights, so the model does not overfit: where nearest neighbours
+//! predict better than the regressions, they count more, and where nothing predicts well, the classes get similar
+//! probabilities.
 //!
 //! The given class of an item is always a candidate, while other classes are candidates because their scores are large.
 //! In a fit to all candidates, large scores would therefore speak against a class. So the model is fitted to the
@@ -23,12 +24,14 @@ pub(super) const SCORES: usize = 7;
 /// The weights that fit many collections best; those of a small collection stay close to them. In the order of the
 /// scores: three regressions, the cosine with the class, how typical it is, the votes of 3 and of 10 neighbours.
 const TYPICAL_WEIGHTS: Vector = [0.5, -0.2, 0.05, 0.1, 0.9, 0.07, 0.6];
-/// Factor of half the squared distance to these weights in the loss, which is a sum over the items.
+/// Strength of the regularisation: the loss is a sum over the items plus this times half the squared distance of the
+/// weights from [`TYPICAL_WEIGHTS`].
 const PENALTY: f64 = 2.0;
 /// Steps of Newton's method. Few are enough, because it converges quadratically.
 const STEPS: usize = 8;
-/// Attempts per step: a step that would raise the loss is halved and tried again. If all attempts would, the fit ends.
-const HALVINGS: usize = 5;
+/// Attempts per step: a step that would raise the loss is halved and tried again. If all attempts would raise it, the
+/// fit ends.
+const ATTEMPTS: usize = 5;
 /// Items per partial sum of the loss and its derivatives. Partial sums are added in order, so the result does not
 /// depend on the number of threads.
 const BLOCK: usize = 1024;
@@ -71,7 +74,7 @@ fn fit(items: &[CandidateScores]) -> Vector {
         let (gradient, hessian) = derivatives(items, &weights);
         let gradient = gradient.map(|value| value as f32);
         let mut step = Cholesky::new(hessian, SCORES, PENALTY).solve(&gradient);
-        let improved = (0..HALVINGS).find_map(|_| {
+        let improved = (0..ATTEMPTS).find_map(|_| {
             let moved: Vector = std::array::from_fn(|n| weights[n] - f64::from(step[n]));
             let moved_loss = loss_of(items, &moved);
             step.iter_mut().for_each(|step| *step /= 2.0);

@@ -10,21 +10,22 @@ use crate::rng::{Purpose, Rng};
 
 /// One matrix product compares this many items with [`OTHERS`] others: the products fit into the second-level cache.
 const BLOCK: usize = 64;
+/// Rows that the items of a block are compared with at a time.
 const OTHERS: usize = 2048;
 
-/// Neighbours in collections larger than this are searched in a random projection, and the best of them compared
-/// exactly: comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
-const MOST_EXACT_ITEMS: usize = 20_000;
+/// In collections with more items than this, candidates for neighbours are searched in a random projection, and only
+/// they are compared exactly: comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
+const MAX_EXACT_ITEMS: usize = 20_000;
 /// Dimensions of the projection. Rows of fewer dimensions are always compared exactly.
 const PROJECTED_DIM: usize = 256;
 /// Candidates found in the projection per wanted neighbour.
 const CANDIDATES_PER_NEIGHBOUR: usize = 4;
 
 /// For each row up to `count` other rows with their cosines, in descending order. Rows must have unit length; in large
-/// collections (see [`MOST_EXACT_ITEMS`]) a neighbour may be missed.
+/// collections (see [`MAX_EXACT_ITEMS`]) a neighbour may be missed.
 pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32, f32)>>> {
     let dim = rows.first().map_or(0, |row| row.len());
-    if rows.len() <= MOST_EXACT_ITEMS || dim <= PROJECTED_DIM {
+    if rows.len() <= MAX_EXACT_ITEMS || dim <= PROJECTED_DIM {
         return search(rows, count, poll);
     }
     let projected = project(rows, dim);

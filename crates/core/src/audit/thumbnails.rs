@@ -21,10 +21,10 @@ const LEVELS: [(usize, usize); 3] = [(SIDE / 4, 6), (SIDE / 2, 4), (SIDE, 4)];
 const MIN_COARSE: f32 = 0.7;
 /// The smallest correlation of the aligned thumbnails of copies.
 const MIN_CORRELATION: f32 = 0.85;
-/// The smallest correlation of the details of copies.
+/// The smallest correlation of the details of copies. It is strict, because drawings on white paper often have similar
+/// outlines.
 const MIN_DETAIL: f32 = 0.75;
-/// The same for images whose embeddings are unusually similar. For others it is larger, because drawings on white paper
-/// often have similar outlines.
+/// The smallest correlation of the details of copies whose embeddings are unusually similar.
 const MIN_DETAIL_IF_SIMILAR: f32 = 0.65;
 /// The smallest share of one thumbnail that the other one covers. If 10 % of a copy was cropped on every side, it
 /// covers 0.8 * 0.8 = 0.64 of the original.
@@ -94,19 +94,19 @@ fn contains(larger: &Pyramid, smaller: &Pyramid, min_detail: f32) -> bool {
                 None => return false,
             }
         }
-        let aligned = Aligned::new(from, alignment, side);
-        if level == 0 && aligned.correlation(&aligned.values, to) < MIN_COARSE {
-            return false;
-        }
-        if level + 1 == LEVELS.len() {
-            // The larger image must cover the smaller one, be like it, and be like it in its details.
-            return aligned.covered() >= MIN_OVERLAP
-                && aligned.correlation(&aligned.values, to) >= MIN_CORRELATION
-                && aligned.correlation(&details(&aligned.values, side), &details(to, side)) >= min_detail;
+        if level == 0 {
+            let aligned = Aligned::new(from, alignment, side);
+            if aligned.correlation(&aligned.values, to) < MIN_COARSE {
+                return false;
+            }
         }
     }
-    // Not reached: the last level has returned.
-    false
+    // At full size, the larger image must cover the smaller one, be like it, and be like it in its details.
+    let ([.., from], [.., to]) = (&larger.0, &smaller.0);
+    let aligned = Aligned::new(from, alignment, SIDE);
+    aligned.covered() >= MIN_OVERLAP
+        && aligned.correlation(&aligned.values, to) >= MIN_CORRELATION
+        && aligned.correlation(&details(&aligned.values, SIDE), &details(to, SIDE)) >= min_detail
 }
 
 /// An interpolated pixel with its slopes along both axes, per pixel.

@@ -153,7 +153,8 @@ fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<
     Ok(Some((Block::new(position as i64, metadata_length, body as i64), message, end)))
 }
 
-/// (The metadata, with the marker and length in front of it; the body) of a block. `None` if it is outside the file.
+/// The bytes of a block: its metadata, including the marker and the length in front, and its body. `None` if the block
+/// is outside the file.
 fn bytes_of<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
     let start = usize::try_from(block.offset()).ok()?;
     // The marker and the length in front of the metadata take up to eight bytes.

@@ -145,7 +145,7 @@ pub(super) fn contains_unusable(bytes: &[u8], precision: Precision) -> bool {
             let unusable = |bits: u32| bits & 0x7fff_ffff > MAX_ABS.to_bits();
             bytes.as_chunks().0.iter().fold(false, |any, &four| any | unusable(u32::from_le_bytes(four)))
         }
-        // All finite numbers are below 1e15.
+        // Every finite f16 number is below 1e15, so only infinity and NaN are unusable.
         Precision::F16 => any_above(bytes, f16::MAX.to_bits()),
         Precision::Bf16 => any_above(bytes, bf16::from_f32(MAX_ABS).to_bits()),
     }

@@ -6,7 +6,8 @@ use super::source::Source;
 use crate::error::Result;
 use crate::guard::caught;
 
-/// The result of `decode`, which calls a decoder of another crate. If it panics, nothing is printed and the result is [`Error::Malformed`](crate::Error::Malformed).
+/// The result of `decode`, which calls a decoder of another crate. If the decoder panics, nothing is printed and the
+/// result is [`Error::Malformed`](crate::Error::Malformed).
 pub(crate) fn guarded<T>(
     source: &Source,
     format: &'static str,

@@ -138,8 +138,8 @@ impl Embeddings {
         Self::from_parts(parts, Some(path))
     }
 
-    /// Like [`Embeddings::open`], for rows whose labels are not used: a `.npy` file is read without a file of labels, and
-    /// all its rows get the same class. Other formats need labels.
+    /// Like [`Embeddings::open`], for rows whose labels are not used: a `.npy` file is read without a file of labels,
+    /// and all its rows get the same class. Other formats need labels.
     pub fn open_without_labels(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {

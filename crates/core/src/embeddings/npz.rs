@@ -156,7 +156,10 @@ fn local_name(bytes: &[u8], header_start: u64) -> Option<&[u8]> {
 
 /// The bytes of a member that is not compressed, as a slice of the file; an error if it is not inside the file.
 fn stored(source: &Source, start: Option<u64>, length: u64) -> Result<Bytes> {
-    let range = start.and_then(|start| Some(start as usize..start.checked_add(length)? as usize));
+    let range = start.and_then(|start| {
+        let end = usize::try_from(start.checked_add(length)?).ok()?;
+        Some(usize::try_from(start).ok()?..end)
+    });
     range
         .filter(|range| range.end <= source.bytes.len())
         .map(|range| source.bytes.slice(range))

@@ -240,14 +240,10 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
     if let Some((_, offsets)) = embeddings.items().map(Items::packed) {
         tensor("item_offsets", Dtype::I64, json!([offsets.len()]), 8 * offsets.len());
     }
-    let dtype = match features.precision() {
-        Precision::F32 => Dtype::F32,
-        Precision::F16 => Dtype::F16,
-        Precision::Bf16 => Dtype::BF16,
-    };
     // Labels and item offsets, of eight bytes each, come before the features.
     let features_start = 8 * (rows + embeddings.items().map_or(0, |items| items.packed().1.len()));
-    tensor("features", dtype, json!([rows, dim]), rows * dim * features.precision().size());
+    let precision = features.precision();
+    tensor("features", dtype_of(precision), json!([rows, dim]), rows * dim * precision.size());
     if let Some((text, _)) = embeddings.items().map(Items::packed) {
         tensor("items", Dtype::U8, json!([text.len()]), text.len());
     }
@@ -257,6 +253,15 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
     let before = 8 + header.len() + features_start;
     header.resize(header.len() + before.next_multiple_of(CACHE_LINE) - before, b' ');
     header
+}
+
+/// The element type of features in a safetensors file.
+pub(super) fn dtype_of(precision: Precision) -> Dtype {
+    match precision {
+        Precision::F32 => Dtype::F32,
+        Precision::F16 => Dtype::F16,
+        Precision::Bf16 => Dtype::BF16,
+    }
 }
 
 /// The metadata, sorted by key, so that the same data gives the same bytes.

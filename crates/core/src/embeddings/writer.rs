@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
 use super::features::Precision;
-use super::safetensors::VERSION;
+use super::safetensors::{VERSION, dtype_of};
 use crate::atomic::{behind_links, check_writable, sibling};
 use crate::error::{Error, Result};
 
@@ -47,7 +47,9 @@ pub struct Writer {
     notes: Map<String, Value>,
     /// The number of bytes that are reserved for the header.
     header_len: usize,
+    /// The number of classes.
     classes: usize,
+    /// The class of every row so far.
     labels: Vec<u32>,
     /// All item names, one after the other.
     items: String,
@@ -158,18 +160,13 @@ impl Writer {
 fn header(notes: &Map<String, Value>, precision: Precision, dim: usize, rows: usize, text: usize) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), Value::Object(notes.clone()));
-    let dtype = match precision {
-        Precision::F32 => Dtype::F32,
-        Precision::F16 => Dtype::F16,
-        Precision::Bf16 => Dtype::BF16,
-    };
     let mut end = 0;
     let mut tensor = |name: &str, dtype: Dtype, shape: Value, bytes: usize| {
         let offsets = [end, end + bytes];
         end += bytes;
         header.insert(name.into(), json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
     };
-    tensor("features", dtype, json!([rows, dim]), rows * dim * precision.size());
+    tensor("features", dtype_of(precision), json!([rows, dim]), rows * dim * precision.size());
     tensor("labels", Dtype::I64, json!([rows]), 8 * rows);
     tensor("item_offsets", Dtype::I64, json!([rows + 1]), 8 * (rows + 1));
     tensor("items", Dtype::U8, json!([text]), text);

@@ -2,10 +2,10 @@
 //! [`outlier`] choose the items that replace clean ones, and [`support_set`] applies the replacements. [`relabelled`]
 //! applies a custom noise type.
 //!
-//! The sampler calls them for one noise setting of one episode, and has already checked that the level is possible for
-//! the shape of the episodes. An episode has drawn more items of each class than its support set contains: its pool
-//! ([`ClassDraw::pool`](super::ClassDraw::pool)). A wrong item under one label comes from the pool of another class, so
-//! that no item is used twice. Classes are numbered by their position in the episode.
+//! The sampler calls these functions for one noise setting of one episode, after it has checked that the level is
+//! possible for the shape of the episodes. An episode has drawn more items of each class than its support set contains:
+//! its pool ([`ClassDraw::pool`](super::ClassDraw::pool)). A wrong item under one label comes from the pool of another
+//! class, so that no item is used twice. Classes are numbered by their position in the episode.
 //!
 //! A noise level is a share of the items of a class; [`Noise::noisy_items`] is the number of items to replace.
 
@@ -35,9 +35,9 @@ pub(super) fn support_set(episode: &Episode, replacements: &Replacements) -> Vec
     items
 }
 
-/// No replacements, for the level 0.
-pub(super) fn none(episode: &Episode) -> Option<Replacements> {
-    Some(vec![Vec::new(); episode.classes.len()])
+/// No replacements, for the clean support set.
+pub(super) fn no_replacements(episode: &Episode) -> Replacements {
+    vec![Vec::new(); episode.classes.len()]
 }
 
 /// Symmetric noise: the classes, in random order, draw their wrong items uniformly from the unused pool items of all
@@ -185,7 +185,7 @@ pub(super) fn relabelled(
     data: &EpisodeData<'_>,
 ) -> Result<Vec<Item>, String> {
     // The clean support set.
-    let mut items = support_set(episode, &vec![Vec::new(); episode.classes.len()]);
+    let mut items = support_set(episode, &no_replacements(episode));
     let (ways, count) = (episode.classes.len(), items.len());
     if labels.given.len() != count {
         return Err(format!("{} given labels for {count} items", labels.given.len()));
@@ -248,7 +248,7 @@ fn scrambled(row: u32) -> u32 {
 /// A random index below `n` with probability proportional to its weight; `None` if all weights are 0.
 fn weighted_choice(rng: &mut Rng, n: usize, weight: impl Fn(usize) -> usize) -> Option<usize> {
     let total: usize = (0..n).map(&weight).sum();
-    // A random number below the total, less the weights of the indices before the chosen one.
+    // A random number below the total, from which the weights are subtracted in order until one of them exceeds it.
     let mut remaining = (total > 0).then(|| rng.below(total))?;
     (0..n).find(|&i| {
         let is_chosen = remaining < weight(i);

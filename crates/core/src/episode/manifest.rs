@@ -9,7 +9,6 @@
 //! in results. Every line is checked against the data before it is used, because manifests may come from other
 //! programs.
 
-use crate::progress::Progress;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -22,6 +21,7 @@ use crate::atomic::write_atomically;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
+use crate::progress::Progress;
 use crate::rng::IndexSampler;
 
 /// The name and version of the file format, in the first line.
@@ -267,7 +267,8 @@ impl Episodes for Manifest {
 }
 
 impl Header {
-    /// Checks the format, the numbers, and that the data is that of the manifest; `bad` makes an error from a problem.
+    /// Checks the format, the ranges of the episode shape and the noise levels, and that the data has the fingerprints
+    /// of the header. `bad` makes an error from a problem.
     fn check(
         &self,
         embeddings: &Embeddings,

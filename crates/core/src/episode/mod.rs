@@ -21,8 +21,9 @@ pub use sampler::{DefaultNoise, Sampler};
 use serde::{Deserialize, Serialize};
 
 use crate::embeddings::Embeddings;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::noise::Noise;
+use crate::ranges::{at_least, require};
 use crate::rng::IndexSampler;
 
 /// The number of support items per class (shots): fixed, or drawn for every class uniformly from a range.
@@ -90,14 +91,10 @@ impl Default for EpisodeSpec {
 impl EpisodeSpec {
     /// Checks that the numbers are possible: at least 2 ways, at least 1 shot, and a range of shots that is not empty.
     pub(crate) fn check(&self) -> Result<()> {
-        let check = |what, given: usize, is_allowed: bool, allowed: &str| match is_allowed {
-            true => Ok(()),
-            false => Err(Error::OutOfRange { what, given: given.to_string(), allowed: allowed.into() }),
-        };
-        check("the number of ways", self.ways, self.ways >= 2, "2 or more")?;
-        check("the number of shots", self.shots.min, self.shots.min >= 1, "1 or more")?;
+        at_least("the number of ways", self.ways, 2)?;
+        at_least("the number of shots", self.shots.min, 1)?;
         let is_ordered = self.shots.min <= self.shots.max;
-        check("the largest number of shots", self.shots.max, is_ordered, "no less than the smallest")
+        require("the largest number of shots", self.shots.max, is_ordered, "no less than the smallest")
     }
 }
 
@@ -165,7 +162,7 @@ pub struct EpisodeData<'a> {
 }
 
 impl<'a> EpisodeData<'a> {
-    /// The embeddings that outliers are rows of.
+    /// The embeddings whose rows are the outliers.
     pub fn outlier_rows(&self) -> &'a Embeddings {
         self.outliers.unwrap_or(self.embeddings)
     }

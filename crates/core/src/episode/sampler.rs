@@ -190,7 +190,7 @@ impl<'a> Sampler<'a> {
         index_sampler: &mut IndexSampler,
     ) -> Result<Vec<Item>> {
         let replacements = match noise.kind {
-            _ if noise.level == 0.0 => corrupt::none(episode),
+            _ if noise.level == 0.0 => Some(corrupt::no_replacements(episode)),
             NoiseKind::Symmetric => {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Symmetric, episode.index);
                 corrupt::symmetric(episode, noise, &mut rng)
@@ -219,7 +219,7 @@ impl<'a> Sampler<'a> {
                 })
             }
         };
-        let replacements = replacements.ok_or_else(|| impossible(noise, &self.spec))?;
+        let replacements = replacements.ok_or_else(|| self.impossible(noise))?;
         Ok(corrupt::support_set(episode, &replacements))
     }
 

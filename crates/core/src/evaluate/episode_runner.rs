@@ -209,7 +209,8 @@ fn classify_or_fail(
 type Prepared<'a> = (Task<'a>, Option<Cow<'a, [f32]>>);
 
 /// Fits one method to all noise settings of an episode and classifies the queries; returns one outcome per setting.
-/// `answers` are the true classes of the queries, the last parameter the seed and the number of the episode.
+/// `answers` are the true classes of the queries. `seed` and `episode`, the number of the episode, select the random
+/// stream of the method.
 fn run_method(
     method: &dyn Method,
     prepared: &[Prepared<'_>],

@@ -123,7 +123,7 @@ pub struct Details {
 }
 
 /// The largest number of episodes in a round, that is between two progress updates. Row classifiers (methods that hold
-/// the data themselves, for instance on a GPU) get the episodes of a round in one call.
+/// the data themselves, for instance on a GPU) get the episodes of a round in one call per noise setting.
 const MAX_ROUND: u64 = 256;
 /// The number of episodes per thread in the first round, unless there is a row classifier.
 const FIRST_ROUND_PER_THREAD: u64 = 4;

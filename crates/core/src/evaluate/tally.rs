@@ -392,7 +392,7 @@ fn source(embeddings: &Embeddings) -> Source {
 }
 
 /// The result under one noise setting, from one cell per method. `wrong` says for every support item of all episodes
-/// whether its label was wrong. The caller fills in `unpaired_episodes`.
+/// whether its label was wrong. The caller fills in `episodes` and `unpaired_episodes`.
 fn setting_result(
     experiment: &Experiment<'_>,
     methods: &[&NamedMethod],
@@ -437,7 +437,7 @@ fn setting_result(
         ways: spec.ways,
         shots: spec.shots,
         queries: spec.queries,
-        episodes: cells.first().map_or(0, |cell| cell.correct.len()),
+        episodes: 0,
         methods: results.collect(),
         significance: scores.comparisons(&labels),
     }

@@ -123,7 +123,7 @@ impl ClassState {
     fn length(&self) -> f32 {
         let w = &self.weight;
         // With a = sum of coefficients times items, r the random vector and k = w.start, w_c = a + k r and
-        // |w_c|^2 = <a, w_c> + k (<a, r> + k <r, r>). 1e-12 keeps the length above 0.
+        // |w_c|^2 = <a, w_c> + k (<a, r> + k <r, r>). 1e-12 keeps |w_c|^2 above 0.
         let among_items = products::short_dot(&w.items, &w.products);
         let with_start =
             if w.start == 0.0 { 0.0 } else { products::short_dot(&w.items, &self.start_products) };

@@ -186,8 +186,8 @@ impl Preparation {
     }
 }
 
-/// The squared length of a centred row is a difference of inner products. If it is below this fraction of the terms it
-/// is the difference of, it is considered a rounding error and counts as 0.
+/// The squared length of a centred row is computed as a difference of inner products. A squared length of at most this
+/// fraction of the sum of these terms is only a rounding error and counts as 0.
 const ROUNDING: f64 = 1e-6;
 
 /// One over the length whose square is `squared`, or 0 if `squared` is at most the rounding error ([`ROUNDING`]) of a

@@ -13,6 +13,7 @@
 //! The point is a weighted sum of the items at every step, so the iteration runs on weights and inner products (the
 //! Gram matrix of the class) instead of vectors.
 
+use super::centring::dot;
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, weighted_prototypes};
 use crate::cholesky::Cholesky;
@@ -139,7 +140,6 @@ fn normalised(mut weights: Vec<f32>) -> Vec<f32> {
 fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Vec<f32> {
     let n = gram.len();
     let to_f64 = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
-    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
     let (weights, inverse) = (to_f64(weights), to_f64(inverse));
     let total: f64 = inverse.iter().sum();
     // <p, h_i>, |p|^2, and from them <p - h_i, p - h_j>.

@@ -1,5 +1,5 @@
-//! The method `oracle`: nearest class mean over the support items whose given label is right. Which labels are right it
-//! reads from the true labels, which only experiments have.
+//! The method `oracle`: nearest class mean over the support items whose given label is right. It compares the given
+//! labels with the true ones, which only experiments have.
 //!
 //! It is an upper bound for methods that only remove items under wrong labels. The prototype of a class without right
 //! labels is the origin; no built-in noise leaves a class without them. It returns no assessments: they would

@@ -57,8 +57,9 @@ pub struct Parameter {
 
 /// The parameter values of one method: those in the text, and the defaults of the others.
 ///
-/// [`MethodInfo::build`] reads them with the checked getters below. All except
-/// [`text`](Self::text) fail with [`Error::BadParameter`] if the value is not allowed.
+/// [`MethodInfo::build`] reads them with the getters below. All except [`text`](Self::text) fail with
+/// [`Error::BadParameter`] if the value is not allowed; [`file`](Self::file) fails with [`Error::NeedsModel`] if the
+/// model file is missing.
 pub struct Parameters<'a> {
     info: &'a MethodInfo,
     given: BTreeMap<&'a str, &'a str>,

@@ -21,7 +21,7 @@ use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Decision, Fitted, ItemAssessment, Method};
 use crate::classifier::{CentredMixture, Classifier, Mixture, centred_unit};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::{IMPOSSIBLE_SIZES, MODEL_DIMS, Model};
 use crate::rng::Rng;
 use crate::task::Task;
 
@@ -165,8 +165,8 @@ impl RelabelOptions {
         self.item_width == 0 && !self.training_centre
     }
 
-    /// The network, without parameters. The dimension `dim` of the features matters only if it does not take any
-    /// dimension.
+    /// The network, without parameters, for features of `dim` dimensions. A network that takes any dimension ignores
+    /// `dim`.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
         let target = match self.item_reach {
@@ -198,6 +198,14 @@ pub struct RelabelConfig {
     pub dim: Option<usize>,
     /// The hyperparameters.
     pub options: RelabelOptions,
+}
+
+impl RelabelConfig {
+    /// Whether a model file can have these sizes. Called before a network is built, because files are not trusted.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.dim.is_none_or(|dim| MODEL_DIMS.contains(&dim))
+            && self.dim.is_none() == self.options.takes_any_dimension()
+    }
 }
 
 /// A trained Relabel network, usable as a [`Method`].
@@ -248,11 +256,8 @@ impl TrainedRelabel {
         let config: RelabelConfig = model.config()?;
         // A network for features of any dimension ignores this number.
         let dim = config.dim.unwrap_or(1);
-        // Features have at most 2^20 dimensions, because the file is not trusted.
-        let fits =
-            (1..=1 << 20).contains(&dim) && config.dim.is_none() == config.options.takes_any_dimension();
-        let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
-        let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;
+        let network = config.is_possible().then(|| config.options.network(dim).ok()).flatten();
+        let network = network.ok_or_else(|| model.malformed(IMPOSSIBLE_SIZES))?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
     }

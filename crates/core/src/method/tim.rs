@@ -119,7 +119,8 @@ impl TimProblem {
         TimProblem { units, items, dim, members, labels }
     }
 
-    /// The means `[classes, dim]` of the items of every class; `rows` are not scaled to unit length.
+    /// The means `[classes, dim]` of the items of every class. `rows` are the prepared rows `[items + queries][dim]`,
+    /// which have unit length only with `normalise=l2`, unlike `self.units`.
     fn class_means(&self, rows: &[Vec<f32>]) -> Vec<f32> {
         let mut means = vec![0.0; self.members.len() * self.dim];
         for (members, mean) in self.members.iter().zip(means.chunks_exact_mut(self.dim.max(1))) {
@@ -160,6 +161,7 @@ impl Tim {
         let mut optimiser = AdamW::new(&layout, AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() });
         for _ in 0..self.steps {
             let mut gradients = [self.gradient(problem, prototypes)];
+            // 1.0: the gradient is not scaled.
             optimiser.step(self.rate, 1.0, prototypes, &mut gradients);
         }
     }
@@ -203,19 +205,20 @@ impl Tim {
         }
         // Queries: the gradient of both entropy terms.
         let count = of_queries.len() as f64;
-        let marginal = |class: usize| of_queries.iter().map(|shares| shares[class]).sum::<f64>() / count;
-        let marginal_logs: Vec<f64> = (0..classes).map(|class| log(marginal(class))).collect();
+        // The mean prediction: the mean share of a class over the queries, and its logarithm for every class.
+        let mean_share = |class: usize| of_queries.iter().map(|shares| shares[class]).sum::<f64>() / count;
+        let mean_share_logs: Vec<f64> = (0..classes).map(|class| log(mean_share(class))).collect();
         for (query, shares) in of_queries.iter().enumerate() {
             // A term with derivative f_c with respect to share p_c of a softmax has the gradient
             // p_j (f_j - sum over c of p_c f_c) with respect to logit j. Constants in f cancel, so the derivative of
             // p log p counts as log p.
-            let derivative = |(share, marginal_log): (&f64, &f64)| {
-                self.marginal * marginal_log - self.conditional * log(*share)
+            let derivative = |(share, mean_share_log): (&f64, &f64)| {
+                self.marginal * mean_share_log - self.conditional * log(*share)
             };
-            let derivatives: Vec<f64> = shares.iter().zip(&marginal_logs).map(derivative).collect();
-            let mean: f64 = shares.iter().zip(&derivatives).map(|(share, f)| share * f).sum();
+            let derivatives: Vec<f64> = shares.iter().zip(&mean_share_logs).map(derivative).collect();
+            let mean_derivative: f64 = shares.iter().zip(&derivatives).map(|(share, f)| share * f).sum();
             for (class, share) in shares.iter().enumerate() {
-                let of_logit = share * (derivatives[class] - mean) / count;
+                let of_logit = share * (derivatives[class] - mean_derivative) / count;
                 gradient[class][problem.items + query] = (self.cosine_factor * of_logit) as f32;
             }
         }

@@ -22,7 +22,7 @@ use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, ItemAssessment, Method};
 use crate::classifier::Classifier;
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::{IMPOSSIBLE_SIZES, MODEL_DIMS, Model};
 use crate::rng::Rng;
 use crate::task::Task;
 
@@ -206,6 +206,13 @@ pub struct TranfsConfig {
     pub options: TranfsOptions,
 }
 
+impl TranfsConfig {
+    /// Whether a model file can have these sizes. Called before a network is built, because files are not trusted.
+    pub(crate) fn is_possible(&self) -> bool {
+        MODEL_DIMS.contains(&self.dim) && self.options.classes > 0
+    }
+}
+
 /// A trained TraNFS network, usable as a [`Method`] on features of its dimension.
 pub struct TrainedTranfs {
     network: Tranfs,
@@ -236,10 +243,8 @@ impl TrainedTranfs {
     pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: TranfsConfig = model.config()?;
-        // Features have at most 2^20 dimensions, because the file is not trusted.
-        let fits = (1..=1 << 20).contains(&config.dim) && config.options.classes > 0;
-        let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
-        let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;
+        let network = config.is_possible().then(|| config.options.network(config.dim).ok()).flatten();
+        let network = network.ok_or_else(|| model.malformed(IMPOSSIBLE_SIZES))?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedTranfs { network, parameters, path: model.tensors().path().into(), orders: 1 })
     }
@@ -262,18 +267,18 @@ impl TrainedTranfs {
 
     /// Checks that the network takes `classes` classes and features of `features` dimensions.
     fn check(&self, features: usize, classes: usize) -> Result<()> {
-        let (path, config) = (|| self.path.clone(), self.network.config());
+        let config = self.network.config();
         if features != config.dim {
-            return Err(Error::ModelDimension { path: path(), features, model: config.dim });
+            return Err(Error::ModelDimension { path: self.path.clone(), features, model: config.dim });
         }
         if classes > config.classes {
-            return Err(Error::TooManyClasses { path: path(), classes, model: config.classes });
+            return Err(Error::TooManyClasses { path: self.path.clone(), classes, model: config.classes });
         }
         Ok(())
     }
 
     /// The position of every class (the index of its position embedding) in each of `self.orders` orders,
-    /// `[orders][classes]`. The first order is the given one, the remaining ones are random. They draw from all
+    /// `[orders][classes]`. The first order is the given one, the others are random. A random order draws from all
     /// position embeddings of the network, also if the task has fewer classes.
     fn draw_orders(&self, classes: usize, rng: &mut Rng) -> Vec<Vec<u32>> {
         let mut positions: Vec<u32> = (0..self.network.config().classes as u32).collect();

@@ -9,8 +9,8 @@ use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 
-/// How often the labels of a class are drawn until at least one item keeps its label; after this number of draws the
-/// episode fails with an error.
+/// The maximum number of times that the labels of a class are drawn until at least one item keeps its label. If all
+/// draws fail, so does the episode, with an error.
 const ATTEMPTS: usize = 10_000;
 
 /// Class-dependent label noise: entry `[i][j]` of a matrix is the probability that an item of class i gets the label j.
@@ -25,7 +25,7 @@ const ATTEMPTS: usize = 10_000;
 ///
 /// let labels = (0..60).map(|row| format!("class {}", row / 20)).collect();
 /// let data = Embeddings::from_rows((0..60).map(|row| row as f32).collect(), 1, labels)?;
-/// // Counts are allowed as well. Only items of the first class get wrong labels, those of the second one.
+/// // Counts are allowed as well. Only items of the first class get a wrong label, that of the second class.
 /// let matrix = vec![vec![3.0, 1.0, 0.0], vec![0.0, 1.0, 0.0], vec![0.0, 0.0, 1.0]];
 /// let noise = ConfusionNoise::new("first to second", matrix)?;
 /// let evaluation = Evaluation::of(&data).label_noise(noise).methods("protonet")?;

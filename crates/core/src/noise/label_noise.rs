@@ -63,7 +63,7 @@ pub struct CleanSupport<'a> {
     pub rows: Vec<u32>,
     /// The true class of every item, an index into [`Episode::classes`].
     pub labels: Vec<u32>,
-    /// The data, and what outliers are rows of.
+    /// The embeddings, and those that outliers are taken from.
     pub data: EpisodeData<'a>,
 }
 

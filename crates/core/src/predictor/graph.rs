@@ -146,8 +146,8 @@ impl ScoringRule {
 fn add_unit(graph: &mut OnnxGraph, rows: &GraphValue) -> GraphValue {
     let squared = graph.reduce("ReduceSumSquare", rows, 1, true);
     let length = graph.node("Sqrt", &[&squared], &[]);
-    let least = graph.floats(&[], &[MIN_LENGTH]);
-    let length = graph.node("Max", &[&length, &least], &[]);
+    let min_length = graph.floats(&[], &[MIN_LENGTH]);
+    let length = graph.node("Max", &[&length, &min_length], &[]);
     graph.node("Div", &[rows, &length], &[])
 }
 

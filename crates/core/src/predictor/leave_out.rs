@@ -2,16 +2,18 @@
 //!
 //! In each of several rounds, some classes are left out entirely, and so are some items of the remaining classes. The
 //! class vectors ([`ClassSimilarity`]) are fitted to the items that are kept and compared with those that were left
-//! out. Over all rounds, every class is left out once, and so is every item with a probable class, unless it is the
-//! only one of its class. With two classes, no class is left out.
+//! out. Over all rounds, every class is left out once; with two classes, none is. Every item with a probable class is
+//! also left out once while its class remains, unless it is the only one of its class or its turn comes in the round
+//! without its class.
 
 use super::calibration::LabelPosterior;
 use super::similarity::{ClassSimilarity, Similarity};
 
-/// Rounds for support sets of up to [`SMALL`] items, and for larger ones: each leaves out a tenth or a fifth of the
-/// items.
-const ROUNDS: (usize, usize) = (10, 5);
-/// Items up to which a set is small.
+/// Rounds for support sets of up to [`SMALL`] items. Each leaves out about a tenth of the classes and of the items.
+const ROUNDS_IF_SMALL: usize = 10;
+/// Rounds for larger support sets: each leaves out about a fifth.
+const ROUNDS_IF_LARGE: usize = 5;
+/// Maximum number of items of a small support set.
 const SMALL: usize = 500;
 /// Maximum number of items that are compared, over all rounds: of larger support sets, only every n-th item is compared
 /// when it is left out.
@@ -46,7 +48,7 @@ impl LeftOut {
         let classes = posterior.classes();
         let mut left_out = LeftOut { known: Vec::new(), unknown: Vec::new(), classes: 0 };
         let (items, class_rank) = ordered_items(rows, order, posterior);
-        let rounds = if items.len() > SMALL { ROUNDS.1 } else { ROUNDS.0 };
+        let rounds = if items.len() > SMALL { ROUNDS_IF_LARGE } else { ROUNDS_IF_SMALL };
         let mut sizes = vec![0; classes];
         items.iter().filter_map(|item| item.member).for_each(|(class, _)| sizes[class as usize] += 1);
         let classes_with_members = class_rank.iter().filter(|rank| rank.is_some()).count();

@@ -117,7 +117,8 @@ impl Calibration {
             left_out.known.iter().map(|similarity| [calibration.equal_log_odds(similarity)]).collect();
         let ([mean], [deviation]) = mean_and_deviation(&log_odds);
         let deviations = REFUSED_FROM + FEW_ITEMS_MARGIN / left_out.known.len() as f32;
-        // At least 0: if the classes are far apart, a negative threshold would only refuse 5 % of their items.
+        // At least 0: if known items are far from unknown ones, this sum is negative, and such a threshold would refuse
+        // 5 % of the items of the classes although they are more similar to their classes than unknown items are.
         calibration.threshold = (mean + deviations * deviation).max(0.0);
         calibration
     }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::folder::is_inside;
 use super::moves::Move;
 use super::plan::names_in_words;
+use crate::atomic::folder_of;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
 use crate::progress::Progress;
@@ -253,11 +254,8 @@ fn check_inside(moves: &[Move], into: &Path) -> Result<()> {
 fn check_outside(root: &Path, into: &Path) -> Result<()> {
     let failed = |source| Error::Read { path: root.into(), source };
     let root = fs::canonicalize(root).map_err(failed)?;
-    let parent = match into.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let parent = fs::canonicalize(parent).map_err(|source| Error::Write { path: into.into(), source })?;
+    let parent =
+        fs::canonicalize(folder_of(into)).map_err(|source| Error::Write { path: into.into(), source })?;
     if parent.starts_with(&root) {
         let source = std::io::Error::other("it is inside the folder to be copied");
         return Err(Error::Write { path: into.into(), source });

@@ -50,7 +50,7 @@ pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<
     moves
 }
 
-/// The names of the items of a collection that is copied.
+/// How the paths of items in a repaired copy follow from their names in the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyLayout {
     /// Items are paths below class folders, such as those of an archive, and unchanged ones keep them.
@@ -59,8 +59,8 @@ pub enum CopyLayout {
     ByLabel,
 }
 
-/// The path in a repaired copy of every item of a plan that has a class, in the order of the listing. For unchanged
-/// items of [`CopyLayout::ClassFolders`], both paths of a [`Move`] are equal.
+/// The moves that give every listed item with a class its path in a repaired copy, in the order of the plan's listing.
+/// For unchanged items of [`CopyLayout::ClassFolders`], both paths of a [`Move`] are equal.
 ///
 /// # Errors
 /// [`Error::BadPlan`] if a label in the listing cannot be the name of a folder.

@@ -67,8 +67,8 @@ impl ListedItem {
     fn has_other_size(&self, now: &ListedItem) -> bool {
         match (self.size, now.size) {
             (Some(then), Some(now)) => then != now,
-            // The file is missing, unless a hash shows otherwise.
-            (Some(_), None) => self.class.is_some() && self.hash.is_none(),
+            // The item has no file today. Only a hash could show that its contents are the same.
+            (Some(_), None) => self.hash.is_none(),
             (None, _) => false,
         }
     }
@@ -390,8 +390,9 @@ impl RepairPlan {
         let known: BTreeSet<&str> =
             self.listing.iter().filter_map(|listed| listed.class.as_deref()).collect();
         let mut items: BTreeMap<&str, usize> = BTreeMap::new();
-        for to in self.changes.iter().filter_map(|change| change.to.as_deref()) {
-            *items.entry(to).or_default() += usize::from(!known.contains(to));
+        let targets = self.changes.iter().filter_map(|change| change.to.as_deref());
+        for to in targets.filter(|to| !known.contains(to)) {
+            *items.entry(to).or_default() += 1;
         }
         let known: Vec<&str> = known.into_iter().collect();
         let new = |(name, items): (&str, usize)| NewClass {
@@ -399,7 +400,7 @@ impl RepairPlan {
             items,
             nearest: nearest_name(name, &known),
         };
-        items.into_iter().filter(|(_, items)| *items > 0).map(new).collect()
+        items.into_iter().map(new).collect()
     }
 
     /// Checks that every changed item is in the listing under the class that the change names. Of embeddings with
@@ -503,8 +504,8 @@ impl PlannedChange {
     }
 }
 
-/// Whether a class name, whose parts between `/` become folders, stays below the root folder and outside the
-/// quarantine.
+/// Whether a class name can be that of a class folder on every system: its parts between `/` become folders, which must
+/// stay below the root. Names that start like the quarantine folder are refused.
 pub(super) fn is_class_name(name: &str) -> bool {
     let is_part = |part: &str| {
         !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= MAX_NAME_BYTES
@@ -519,7 +520,7 @@ pub(super) fn digest(changes: &[PlannedChange]) -> String {
     sorted.sort_unstable_by_key(|change| (&change.item, &change.from, &change.to, change.row));
     let parts: Vec<_> = sorted.iter().map(|change| (&change.item, &change.from, &change.to)).collect();
     let mut text = serde_json::to_string(&parts).expect("names are plain data");
-    // Only then, so that plans without rows keep the hash that earlier versions wrote.
+    // Plans in which no change has a row keep the hash that earlier versions wrote.
     if sorted.iter().any(|change| change.row.is_some()) {
         let rows: Vec<_> = sorted.iter().map(|change| change.row).collect();
         text += &format!("{rows:?}");

@@ -3,7 +3,7 @@
 //!
 //! An evaluation has results for every method under every noise setting, which is a kind of wrong labels and its level.
 //! There is one table per quantity and noise kind, as in the paper, with one row per method and one column per level.
-//! That keeps tables within 80 columns, and users compare levels of one kind.
+//! That keeps tables within 80 columns, and puts the levels of one kind, which users compare, side by side.
 
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 use crate::noise::NoiseKind;
@@ -85,8 +85,8 @@ pub(super) fn accuracy(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid>
     )
 }
 
-/// Paired differences of accuracy to the baseline, with the confidence intervals of the differences; `None` if there
-/// are none.
+/// Accuracy minus that of the baseline on the same episodes, with the confidence intervals of these paired differences;
+/// `None` if there are none.
 fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Points above {} on the same episodes, {kind} noise", evaluation.baseline);
     let mut grid = grid(
@@ -153,18 +153,20 @@ fn grid(
     let first = settings.first()?;
     let names = std::iter::once("method".to_string()).chain(settings.iter().map(|s| percent(s.level)));
     let columns = names.collect();
-    let row = |m: usize| {
+    // All settings have the same methods in the same order.
+    let row = |index: usize| {
         let cell = |setting: &&SettingResult| {
-            let method = &setting.methods[m];
+            let method = &setting.methods[index];
             let text = if value(method).is_some() { show(method) } else { String::new() };
-            Cell { best: value(method).is_some() && Some(m) == best(setting, &value), text }
+            Cell { best: Some(index) == best(setting, &value), text }
         };
-        (shown_name(&first.methods[m]), settings.iter().map(cell).collect())
+        (shown_name(&first.methods[index]), settings.iter().map(cell).collect())
     };
     Some(Grid { title, columns, rows: (0..first.methods.len()).map(row).collect() })
 }
 
-/// The index of the method with the highest value under one noise setting; the oracle does not take part.
+/// The index of the method with the highest value under one noise setting. The oracle is left out, because it
+/// knows the wrong labels.
 fn best(setting: &SettingResult, value: impl Fn(&MethodResult) -> Option<f64>) -> Option<usize> {
     let candidates = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
     let valued = candidates.filter_map(|(index, method)| Some((index, value(method)?)));

@@ -558,7 +558,7 @@ impl Reproduction {
                 published.filter(|cell| cell.measured.is_none()).count(),
             ];
             total.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
-            text.push_str(&summary_line(&format!("{}, {}", table.title, table.dataset), counts));
+            text.push_str(&summary_line(&table.heading(), counts));
         }
         if text.is_empty() {
             return text;

@@ -2,10 +2,10 @@
 
 use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
 
-/// How a table is narrowed, as steps of a kind of column and a width: each step shortens the columns of its kind to its
-/// width, from left to right, until the table fits. For items, it is the width of the file name. Names of classes come
-/// last; 15 is the width of "class uncertain". The label is left of the suggested class and is shortened first, because
-/// it is usually the folder of the item, too.
+/// The steps in which a table is narrowed until it fits, as (kind of column, smallest width). A step shortens all
+/// columns of its kind, from left to right; for items, the width is that of the file name. Names of classes come last,
+/// first down to the 15 columns of "class uncertain". The label is left of the suggested class, so it is shortened
+/// first, which loses little: it is usually also the folder of the item.
 const NARROWED: [(Column, usize); 3] =
     [(Column::Item, MIN_FILE_NAME), (Column::Name, 15), (Column::Name, 10)];
 /// The smallest width to which notes are wrapped, even if the terminal is narrower.

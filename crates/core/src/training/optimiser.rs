@@ -43,12 +43,12 @@ pub struct Optimiser {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
-    /// It falls along a cosine to the floor.
+    /// The rate falls along a cosine to the floor.
     Cosine,
-    /// It is multiplied by a factor at regular intervals, which are counted from step 0 and not from the end of the
-    /// warm-up.
+    /// The rate is multiplied by a factor at regular intervals, which are counted from step 0 and not from the end of
+    /// the warm-up.
     Steps,
-    /// It stays at the highest rate.
+    /// The rate stays at its highest value.
     Constant,
 }
 

@@ -3,8 +3,9 @@
 //! [`train`] calls a [`Trainee`], which computes the steps, and tells an [`Observer`] about the progress.
 //!
 //! A checkpoint is written after every validation, at regular times in between, and when the observer stops the run.
-//! The other files are derived from the checkpoint and written after it. So at whatever moment the process dies, there
-//! is a complete checkpoint to resume from, and the steps after it are repeated with the same results.
+//! Except for the configuration, the other files are derived from the checkpoint and written after it. So at whatever
+//! moment the process dies, there is a complete checkpoint to resume from, and the steps after it are repeated with the
+//! same results.
 //!
 //! A run holds a [`Claim`] on its output files from before anything is read until everything is written, so two
 //! processes never write the files of one run.
@@ -32,9 +33,9 @@ pub struct RunOptions {
     pub title: String,
     /// The total number of steps.
     pub steps: u64,
-    /// The number of steps between two validations; the last step is always validated.
+    /// The number of steps between two validations, at least 1; the last step is always validated.
     pub validate_every: u64,
-    /// The number of steps between two lines of metrics.
+    /// The number of steps between two lines of metrics, at least 1.
     pub record_every: u64,
     /// The time after which a checkpoint is written even if there was no validation.
     pub save_every: Duration,
@@ -226,13 +227,12 @@ impl Run<'_> {
         if let Some((key, then, now)) = super::configuration::difference(&earlier, &self.options.identity) {
             return Err(Error::OtherConfiguration { path: self.files.model.clone(), key, then, now });
         }
-        // A number in the metadata of the model file, see [`Run::model`].
-        let number = |key: &str| model.note(key).and_then(|text| text.parse().ok());
         Ok(Outcome {
             done: self.options.steps,
             finished: true,
-            best_step: number("step").unwrap_or(self.options.steps as f64) as u64,
-            best_score: number("score"),
+            // The notes that [`Run::model`] writes.
+            best_step: model.note("step").and_then(|text| text.parse().ok()).unwrap_or(self.options.steps),
+            best_score: model.note("score").and_then(|text| text.parse().ok()),
         })
     }
 
@@ -376,7 +376,7 @@ impl Run<'_> {
     }
 }
 
-/// The error, with the checkpoint that the run can be resumed from if it is an error of the GPU.
+/// Adds to an error of the GPU the checkpoint from which the run can be resumed.
 fn with_checkpoint(error: Error, path: &Path) -> Error {
     match error {
         Error::Gpu { message, hint, .. } => Error::Gpu { message, hint, checkpoint: Some(path.into()) },

@@ -123,6 +123,7 @@ fn record(
     let Shape { size, channels } = shape;
     let launch =
         |kernel, grid, arguments: &[&dyn Argument]| device.launch(Queue::Main, kernel, grid, arguments);
+    // `pack_bytes` does not resample and has no slots of requests, so `taps` and `slot_len` are not used.
     let input = AugmentShape {
         size: size as i32,
         channels: channels as i32,

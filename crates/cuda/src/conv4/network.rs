@@ -50,8 +50,10 @@ pub(crate) struct ConvolutionShape {
     pub positions: i32,
     /// Height and width of an image in pixels.
     pub side: i32,
-    /// Positions in shared memory from the inputs of one row of the filter to those of the next; set by
-    /// [`ConvolutionTiles`].
+    /// Positions in shared memory from the inputs of one row of the filter to those of the next. A row of the filter
+    /// needs as many positions as a tile has, and one more on either side. In images with shorter rows, the inputs of
+    /// the three rows overlap. So the stride is the smaller of these positions and side + 1. [`ConvolutionTiles`] and
+    /// the launches of the filter gradient set it.
     pub stride: i32,
     /// Divides by side + 1, the positions of a row.
     pub pitch: Divider,
@@ -100,7 +102,8 @@ pub(crate) struct FirstShape {
     pub images: i32,
     /// Height and width of an image.
     pub side: i32,
-    /// Pooling windows per row and column.
+    /// Pooling windows per row and column: side / 2, rounded up for the moments of the patches, which also count the
+    /// pixels of a last odd row or column.
     pub windows: i32,
     /// Divides by `windows`.
     pub divider: Divider,
@@ -130,18 +133,24 @@ pub(crate) struct FilterPartials {
     pub padding: u32,
 }
 
-/// The sums of a step from which the optimiser computes the gradients and statistics of the norms: addresses of the
-/// buffers of the same names in [`Conv4Network`].
+/// What a step has computed about batch norm, from which the optimiser computes the gradients and statistics of the
+/// norms: addresses of `f32` or of fixed-point numbers (`i64`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct NormSums {
+    /// Sums of z and z² of blocks 2 to 4, `[3][2][64]` fixed point.
     pub sums: u64,
+    /// Sums of dy and dy times x of blocks 2 to 4, `[3][2][64]` fixed point.
     pub d_sums: u64,
+    /// Second moments of the patches of block 1, `[48][48]` fixed point.
     pub moments: u64,
+    /// Sums of dy times patch values of block 1, `[64][48]` fixed point.
     pub d_patches: u64,
+    /// Scale, shift, mean and 1 / std of block 1, `[4][64]`.
     pub norm: u64,
+    /// The product of the filters of block 1 and the moments, `[64][48]`.
     pub weighted: u64,
-    /// [`Conv4Network::first_weights`].
+    /// The filters of block 1, rounded to f16, `[64][48]`.
     pub weights: u64,
     /// Pixels per channel of blocks 1 to 4.
     pub counts: [f32; 4],
@@ -189,8 +198,8 @@ pub(crate) fn plane_len(images: usize, side: usize) -> usize {
 }
 
 /// The numbers of positions of zeros that a plane of 64 channels has before its first and after its last image, because
-/// kernels also read them: before, a row and a position, as far as a tap reaches; after, twice that and 512 more, because
-/// kernels load whole tiles of up to 256 positions.
+/// kernels also read them: before, a row and a position, as far as a tap reaches; after, twice that and 512 more,
+/// because kernels load whole tiles of up to 256 positions.
 pub(crate) fn plane_margins(side: usize) -> (usize, usize) {
     let reach = side + 2;
     (reach, 2 * reach + 512)
@@ -446,7 +455,8 @@ impl Pass<'_> {
         let arguments: [&dyn Argument; 6] = [
             &last.normalised,
             &last.dy,
-            &network.sums.at(D_SUMS + 4 * WIDTH),
+            // The two sums of block 4: those of blocks 2 and 3 come first.
+            &network.sums.at(D_SUMS + 2 * 2 * WIDTH),
             &Value(images as i32),
             &Value(side as i32),
             &Value(Divider::new(side)),

@@ -37,13 +37,13 @@ pub struct JointOptions {
     pub prototype_weight: f64,
     /// Hyperparameters of the optimiser.
     pub optimiser: AdamWConfig,
-    /// The largest norm of the gradient of backbone and head; 0: no clipping. The head must have the same.
+    /// The largest norm of the gradient of backbone and head together; 0: no clipping. The head must be made with the
+    /// same number.
     pub clip: f64,
-    /// The head's parameters that are the running mean of all features, which every step moves towards its own mean;
-    /// `None` if the head has none.
+    /// The head's parameters that are a running mean of the features; every step moves them towards the mean of its own
+    /// features by [`FEATURE_MEAN_RATE`]. `None` if the head has no such parameters.
     pub feature_mean: Option<Range<usize>>,
-    /// Whether the mean is subtracted from the features, which are then scaled to unit length, before the head reads
-    /// them.
+    /// Whether the features are centred on that mean and scaled to unit length before the head reads them.
     pub subtracts_mean: bool,
 }
 
@@ -86,11 +86,12 @@ pub struct JointTraining<H> {
     slots: Buffer<u32>,
     /// The prototypes, `[episode][class][dim]`; empty if the loss of nearest prototypes has weight 0.
     points: Buffer<f32>,
-    /// The gradients of the prototypes.
+    /// The gradients of the prototypes, in the same shape.
     d_points: Buffer<f32>,
     /// The gradients of the logits of nearest prototypes, `[query][class]`.
     d_logits: Buffer<f32>,
-    /// The loss of nearest prototypes of each query.
+    /// The loss of nearest prototypes of each query, weighted such that the mean over all queries of a step is the term
+    /// of the step's loss.
     losses: Buffer<f32>,
     /// The features of the backbone, if the head reads centred ones; `None` if the backbone writes the features of the
     /// head.
@@ -217,7 +218,7 @@ impl<H: HeadTraining> JointTraining<H> {
         let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
         let mut losses: Vec<Vec<f32>> = Vec::new();
         for steps in steps.chunks(at_a_time) {
-            losses.extend(self.run_adjacent(steps)?);
+            losses.extend(self.run_together(steps)?);
             if losses.last().is_some_and(|terms| terms.iter().any(|term| !term.is_finite())) {
                 break;
             }
@@ -226,7 +227,7 @@ impl<H: HeadTraining> JointTraining<H> {
     }
 
     /// Runs steps that fit into the slots together.
-    fn run_adjacent(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
+    fn run_together(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
         self.prepare(steps)?;
         let sizes: Vec<StepSize> = steps.iter().map(JointStep::size).collect();
         let first = self.done;

@@ -33,7 +33,8 @@ pub struct EvaluationOptions {
     pub support: usize,
     /// Queries per task.
     pub queries: usize,
-    /// The number of tasks in most calls, 1 or more; as many of them run at once as is useful and as memory allows.
+    /// The number of tasks in a typical call of [`MamlEvaluation::logits`], 1 or more. Up to eight of them run at once,
+    /// fewer if the GPU runs out of memory.
     pub tasks: usize,
     /// The gradient descent on the support sets.
     pub adaptation: Adaptation,
@@ -47,7 +48,7 @@ pub struct MamlEvaluation {
     /// Tasks that run at once.
     at_once: usize,
     feed: ImageFeed,
-    /// `[slot][task][support + queries]`; those of queries are not used.
+    /// `[slot][task][support + queries]`; results do not depend on the labels of queries.
     labels: Buffer<u32>,
     /// Losses of the queries with respect to meaningless labels, which nothing reads; the kernels need the memory.
     losses: Buffer<f32>,
@@ -104,7 +105,7 @@ impl MamlEvaluation {
     /// Checks that the GPU has the shared memory that a network on images of this shape needs.
     ///
     /// # Errors
-    /// [`TooLarge`](crate::Error::TooLarge) with the figures.
+    /// [`TooLarge`](crate::Error::TooLarge), which says how much is needed and how much there is.
     pub fn check(device: &Device, shape: Shape) -> Result<()> {
         check_shared_memory(device, shape, true)
     }
@@ -117,7 +118,8 @@ impl MamlEvaluation {
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
     ///
     /// # Panics
-    /// If parameters or tasks have another length.
+    /// If `parameters` does not have the length of the layout, or a task does not have the numbers of labels and images
+    /// that the options say.
     pub fn logits(&mut self, parameters: &[f32], tasks: &[MamlTask]) -> Result<Vec<Option<Vec<f32>>>> {
         assert_eq!(parameters.len(), self.parameters.len(), "parameters of this layout");
         self.parameters.write(0, parameters)?;

@@ -197,7 +197,7 @@ pub(super) struct GroupMemory {
     pub stride: u64,
     /// The number of tasks that the memory holds.
     pub tasks: usize,
-    /// Support images, then queries.
+    /// The input plane of a task: the support images, then those of the queries.
     pub images: Address<[u32; 2]>,
     /// The passes over the support set, one per step of the adaptation.
     pub steps: Vec<PassMemory>,
@@ -206,14 +206,16 @@ pub(super) struct GroupMemory {
     /// Tangents (directional derivatives) of the passes over the support set (`kernels/tangent.cu`). Their weights hold
     /// the direction. Empty for first-order gradients. The steps share all memory but the sums.
     pub tangents: Vec<PassMemory>,
-    /// Partial gradients of filters of one pass.
+    /// Partial gradients of the filters of blocks 2 to 4 in one pass, one per thread block, see `FilterPartials` in
+    /// `conv4::network`.
     pub partials: Address<f32>,
     /// The gradient of the queries' loss: after the query pass with respect to the adapted parameters, then with every
     /// step back to those before it, and finally to the initial ones.
     pub gradients: Address<f32>,
-    /// The largest absolute value of the gradients: after the query pass, then after each step back.
+    /// `[steps + 1]`: the largest absolute value of the gradients after the query pass, then after each step back, as
+    /// the bits of an f32.
     pub maxima: Address<u32>,
-    /// The 64-bit words that are set to zero at the start of a step: the first one, and their number.
+    /// The 64-bit words that are set to zero before the first pass of a group: the first one, and their number.
     pub cleared: (Address<u64>, usize),
 }
 
@@ -238,7 +240,7 @@ impl GroupMemory {
         let arena = &mut Arena { next: start };
         let GroupSize { model, support, queries, steps, order, tasks } = size;
         let image_size = model.shape.size;
-        // Cleared is everything from here to the maxima.
+        // Everything from here to the end of the maxima is set to zero before the first pass of a group.
         let cleared = arena.take::<u64>(0);
         let moments: [Address<i64>; 2] = std::array::from_fn(|_| arena.take(PATCH_LEN * PATCH_LEN));
         let sums: Vec<Sums> = (0..=steps).map(|_| Sums::new(arena)).collect();

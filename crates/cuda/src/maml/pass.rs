@@ -116,9 +116,10 @@ pub(super) enum ConvolutionKind {
     Plain,
     /// Without sums, adds to the output.
     Added,
-    /// Adds to the output; with the sums for the tangent of batch norm.
+    /// Adds to the output, the tangent z' of z, with the sums of z' and z z' for the tangent of batch norm.
     AddedForward,
-    /// Adds to the output; with the sums for the tangent of the gradient of batch norm.
+    /// Adds to the output, the tangent dy' of dy, with the sums of dy' and of (dy x)' = dy' x + dy x' for the tangent
+    /// of the gradient of batch norm.
     AddedBackward,
 }
 
@@ -161,11 +162,13 @@ pub(super) struct Convolution {
     pub kind: ConvolutionKind,
     /// A plane.
     pub input: Address<Chunk>,
+    /// The packed filters of one block, forward or transposed.
     pub filters: Address<u16>,
     /// A plane.
     pub output: Address<Chunk>,
     /// Where the sums of the kind are added, `[2][64]`; `None` for kinds without sums.
     pub sums: Option<Address<i64>>,
+    /// What the kernel reads to compute these sums, besides the output.
     pub planes: SumPlanes,
 }
 
@@ -189,6 +192,7 @@ pub(super) struct Group<'a> {
     pub of_step: usize,
     /// `[slot][task of the step][images]`
     pub labels: &'a Buffer<u32>,
+    /// The number of the step, the loss scale and the overflow flag, one element.
     pub state: &'a Buffer<TrainingState>,
 }
 
@@ -389,7 +393,8 @@ impl Group<'_> {
         let arguments: [&dyn Argument; 6] = [
             &last.normalised,
             &last.dy,
-            &sums.backward.plus(4 * WIDTH),
+            // The two sums of block 4: those of blocks 2 and 3 come first.
+            &sums.backward.plus(2 * 2 * WIDTH),
             &Value(count as i32),
             &Value(side as i32),
             &Value(Divider::new(side)),
@@ -462,8 +467,9 @@ impl Group<'_> {
         self.launch(Queue::Main, "task_first_backward", grid, &arguments)
     }
 
-    /// Starts the partial gradients of the filters of block 2 (0) to 4 (2), on the side queue: those of one pair of
-    /// planes, the input of the convolution and the gradient of its output, or the sum of those of two pairs.
+    /// Starts the partial gradients of the filters of block 2 (`index` 0) to 4 (2), on the side queue. `pair` is the
+    /// input of the convolution and the gradient of its output, two planes; with a `second` pair, the gradients of both
+    /// pairs are added.
     pub fn filter_gradient(
         &self,
         images: usize,
@@ -497,7 +503,7 @@ impl Group<'_> {
         }
     }
 
-    /// Where the results of the backward pass are.
+    /// The addresses of what the backward pass has computed, from which the gradients of the parameters follow.
     pub fn gradients(&self, pass: &PassMemory) -> PassGradients {
         let PassMemory { images, weights, activations, sums } = pass;
         let shape = self.size.shape;

@@ -10,10 +10,11 @@
 //! In code, `pass` holds the values of a step of the adaptation, and `tangent` their tangents, in memory of the same
 //! layout ([`PassMemory`]): `tangent.weights` is the direction. `t_` marks single tangents. As in the rest of the
 //! module, z is the output of a convolution, y that of a block, and `d` a gradient of the loss. Block 1 has fields of
-//! its own; the index of a block counts from block 2, which has index 0.
+//! its own. `index` counts the other blocks, from 0 for block 2 to 2 for block 4; functions that know all four blocks
+//! take `index + 1`.
 //!
 //! The structures with `repr(C)` are arguments of kernels, with the fields of the structures of the same name in
-//! `kernels/tangent.cu`. They hold addresses; pairs are a value and its tangent, if nothing else is said.
+//! `kernels/tangent.cu`. They hold addresses. Unless stated otherwise, a pair is a value and its tangent.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, WIDTH};
@@ -26,14 +27,18 @@ use crate::conv4::network::{FirstShape, PoolShape, pool_grid};
 use crate::driver::{Argument, Grid, Queue, Value};
 use crate::error::Result;
 
-/// Statistics, norm and filters of block 1, or their tangents (`FirstNorm`). Of the tangents, `filters` are those of
-/// the filters multiplied by the scale of batch norm, as the kernel applies them.
+/// Statistics, norm and filters of block 1, or their tangents (`FirstNorm`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct FirstNorm {
+    /// `[4][64]`: scale, shift, mean and 1 / standard deviation of each channel.
     norm: u64,
+    /// `[64][48]`: the filters multiplied by the second moments of the patches.
     weighted: u64,
+    /// `[64][48]`: the filters in f32, one row per output channel.
     weights: u64,
+    /// The filters w in f16, packed in the order of matrix instructions, without the scale of batch norm, which the
+    /// kernel applies to z. In the tangent, scale' w + scale w'.
     filters: u64,
 }
 
@@ -52,29 +57,38 @@ impl FirstNorm {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct NormTangentPlanes {
+    /// Planes of the height and width of the block's input.
     z: [u64; 2],
+    /// Planes of half that height and width. Only the backward pass reads them.
     dy: [u64; 2],
 }
 
-/// The sums and parameters that the tangent of batch norm reads (`NormTangentSums`).
+/// The sums and parameters that the tangent of batch norm reads (`NormTangentSums`). Sums are `[2][64]` in fixed point,
+/// with x the normalised z.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct NormTangentSums {
+    /// The sums of z and z², and those of z' and z z', from which the tangents of mean and variance follow.
     sums: [u64; 2],
+    /// The sums of dy and dy x, and those of their tangents dy' and (dy x)'. Only the backward pass reads them.
     d_sums: [u64; 2],
     /// Gamma and beta, a pair of values.
     gamma_and_beta: [u64; 2],
     /// The tangents of gamma and beta.
-    tangents: [u64; 2],
+    t_gamma_and_beta: [u64; 2],
 }
 
 /// What the classifier reads and writes, or its tangents (`ClassifierPlanes`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct ClassifierPlanes {
+    /// The output of block 4, a plane.
     features: u64,
+    /// All parameters of the task; those of the classifier come last. In the tangent, the direction.
     parameters: u64,
+    /// `[images][ways]`
     d_logits: u64,
+    /// A plane.
     d_features: u64,
 }
 
@@ -91,8 +105,8 @@ impl ClassifierPlanes {
 }
 
 /// Bytes of shared memory of `first_forward_tangent` (`FIRST_TANGENT_SHARED` in `kernels/tangent.cu`): the filters of
-/// block 1 and their tangents (3 rows of 8 groups of 8 channels, 8 bytes for each of 32 lanes), and three numbers per
-/// channel.
+/// block 1 and their tangents (each 3 rows of 8 groups of 8 channels, with 8 bytes for each of 32 lanes), then the
+/// scale, the shift and the tangent of the shift of each channel in f32.
 const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
 
 impl Group<'_> {
@@ -101,8 +115,8 @@ impl Group<'_> {
     pub fn propagate(&self, step: usize, rate: f32) -> Result<()> {
         let (pass, tangent) = (&self.memory.steps[step], &self.memory.tangents[step]);
         // The direction is v times a factor that depends on its largest absolute value, so that the tangents, which are
-        // 16-bit floats, are about as large as the values they belong to; `propagate_gradients` divides by it. That
-        // kernel also finds the maximum of the new v for the next call.
+        // 16-bit floats, are about as large as the values they belong to. `propagate_gradients` divides by this factor,
+        // and stores the largest absolute value of the new v for the next call.
         let steps_back = self.memory.steps.len() - 1 - step;
         let maximum = self.memory.maxima.plus(steps_back);
         let next_maximum = self.memory.maxima.plus(steps_back + 1);
@@ -140,10 +154,10 @@ impl Group<'_> {
         self.launch(Queue::Main, "propagate_gradients", self.element_grid(), &arguments)
     }
 
-    /// Starts the terms of all tangents that are convolutions with the filters of the direction: of the input of each
-    /// block in the forward pass, and of the gradient of its output in the backward pass. They need the pass but no
-    /// tangent, so all of them start now, on the side queue; [`forward_tangent`](Group::forward_tangent) and
-    /// [`backward_tangent`](Group::backward_tangent) add the other terms.
+    /// Starts the terms that are convolutions with the direction's filters w': `y * w'` in the forward pass, and dz
+    /// convolved with w' in the backward pass. They need the pass but no tangent, so all of them start now, on the side
+    /// queue; [`forward_tangent`](Group::forward_tangent) and [`backward_tangent`](Group::backward_tangent) add the
+    /// other terms.
     fn direction_convolutions(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
         let (activations, tangents) = (&pass.activations, &tangent.activations);
         self.device.fork()?;
@@ -185,7 +199,7 @@ impl Group<'_> {
             sums: value_and_tangent(&|memory| memory.sums.forward.plus(start).address()),
             d_sums: value_and_tangent(&|memory| memory.sums.backward.plus(start).address()),
             gamma_and_beta: parameters(pass),
-            tangents: parameters(tangent),
+            t_gamma_and_beta: parameters(tangent),
         }
     }
 
@@ -208,6 +222,7 @@ impl Group<'_> {
         let arguments: [&dyn Argument; 7] =
             [&pass.images.moments, &first, &t_first, &gamma, &t_gamma, &t_beta, &pixels];
         self.launch(Queue::Main, "first_tangent_statistics", Grid::new(1, 1024), &arguments)?;
+        // Two thread blocks of this kernel fit on a multiprocessor (its launch bounds).
         let grid = Grid::new(self.blocks_per_task(2 * self.device.multiprocessors()), 256)
             .shared(FIRST_TANGENT_SHARED);
         let windows = Value(FirstShape::new(count, shape.size, shape.size / 2));
@@ -255,7 +270,8 @@ impl Group<'_> {
             &t_last.normalised,
             &last.dy,
             &t_last.dy,
-            &tangent.sums.backward.plus(4 * WIDTH),
+            // The two sums of block 4, as in `norm_sums`.
+            &tangent.sums.backward.plus(2 * 2 * WIDTH),
             &Value(count as i32),
             &Value(side as i32),
             &Value(Divider::new(side)),
@@ -265,6 +281,8 @@ impl Group<'_> {
         for index in (0..3).rev() {
             self.block_backward_tangent(pass, tangent, index)?;
         }
+        // Which pixels are maxima and active follows from the pass itself, so its kernel also sums the tangents: dy'
+        // times the patches, which are constant.
         self.first_backward(pass, tangent.activations.dy1, tangent.sums.d_patches)?;
         self.device.join()
     }

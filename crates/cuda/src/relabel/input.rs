@@ -8,7 +8,8 @@
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::dropout_batches;
 
-/// The most items of a tile, whose labels a thread block keeps in shared memory (`TILE_ITEMS` in `kernels/relabel.cuh`).
+/// The most items of a tile, whose labels a thread block keeps in shared memory (`TILE_ITEMS` in
+/// `kernels/relabel.cuh`).
 const TILE_ITEMS: usize = 32;
 
 /// The features of a data set, `[rows, dim]`.
@@ -141,7 +142,7 @@ pub(super) struct StepSizes {
     pub class_rows: usize,
     /// Queries of all episodes.
     pub queries: usize,
-    /// Inner products of items and queries.
+    /// Inner products of items and queries of all episodes: the sum of M Q.
     pub products: usize,
     /// Weights of rows in the gradient of the features, see [`row_weights_len`].
     pub row_weights: usize,
@@ -217,8 +218,8 @@ impl StepSizes {
     }
 }
 
-/// The first entry of a slot: the learning rate and sizes of the step (`Header` in `kernels/relabel.cuh`). A class row
-/// is one row per class of an episode.
+/// The first entry of a slot: the learning rate and the sizes of the step, which are sums over its episodes (`Header`
+/// in `kernels/relabel.cuh`). Every class of an episode is a class row.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Header {
@@ -359,9 +360,9 @@ pub(super) struct EncodedStep {
     pub given_rows: Vec<f32>,
 }
 
-/// Floats that the losses of an episode need (`LossMemory` in `kernels/relabel_losses.cu`): three arrays of
-/// probabilities (of each class and of none) and their gradients, four of weights of items in prototypes, two of
-/// distances of queries, and two of numbers per class.
+/// Floats that the losses of an episode need (`LossMemory` in `kernels/relabel_losses.cu`), values and gradients
+/// together: three arrays `[M][C + 1]` of probabilities (of each class and of none), four `[C][M]` of the weights of
+/// items in prototypes, two `[C][Q]` of the distances of queries, and two `[C]`.
 fn loss_scratch_len(items: usize, classes: usize, queries: usize) -> usize {
     3 * items * (classes + 1) + 4 * items * classes + 2 * classes * queries + 2 * classes
 }

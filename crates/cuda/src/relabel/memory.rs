@@ -351,7 +351,7 @@ impl StepMemory {
             *buffer = floats(states * width)?;
         }
         if let Some(view) = &plan.config.item_view {
-            // Matrix products read whole groups of 16 rows, also beyond the last item of a tile.
+            // Matrix products read whole groups of 16 rows, so also rows after the last item of the last tile.
             r.view_rows = floats((items + 32) * r.view_pitch as usize)?;
             for buffer in [&mut r.projected, &mut r.view, &mut r.d_projected] {
                 *buffer = floats(items * view.width)?;
@@ -365,6 +365,7 @@ impl StepMemory {
         r.d_outlier = floats(items)?;
         r.logits = floats(states * OUTPUTS)?;
         r.d_logits = floats(states * OUTPUTS)?;
+        // For the losses. Before them, the distances of pairs that do not fit into shared memory.
         r.scratch = floats(scratch.max(pairs))?;
         r.d_prior = floats(episodes * 4)?;
         r.losses = floats(episodes * 2)?;

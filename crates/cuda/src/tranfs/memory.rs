@@ -23,7 +23,7 @@ pub(super) const ROWS: usize = 8;
 /// Classes that `tranfs_prototypes` handles at once (`PROTOTYPE_ROWS` in `kernels/tranfs_losses.cu`).
 const PROTOTYPE_ROWS: usize = 8;
 /// Words of shared memory that the losses need for episodes of any size (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`):
-/// sums of three groups of threads over 8 classes.
+/// one sum per class and column for 8 classes, a chunk of columns, and three groups of threads.
 const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
 /// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).
 const PROJECTED_COLUMNS: usize = 320;
@@ -57,7 +57,7 @@ pub(super) struct Sizes {
     row_len: i32,
     /// The most tokens of an episode.
     most_tokens: i32,
-    // From here to `queries`: the most of all episodes of a step.
+    // From here to `queries`: the most items, classes, tokens and queries of a step, of all its episodes together.
     items: i32,
     pub class_capacity: i32,
     tokens: i32,
@@ -121,7 +121,7 @@ pub(super) struct TranfsState {
 
 /// Activations, their gradients, and partial sums; shapes are in `kernels/tranfs.cu`.
 pub(super) struct Activations {
-    /// Tokens per step.
+    /// The most tokens of a step, for which the buffers have space.
     pub tokens: usize,
     projected: Buffer<f32>,
     directions: Buffer<f32>,

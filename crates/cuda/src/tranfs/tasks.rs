@@ -238,7 +238,7 @@ pub(super) struct GradientTask {
     /// Which rows are added up, for projections ([`ITEMS`], [`PROTOTYPES`]) and tables ([`TOKENS_OF_CLASS`],
     /// [`CLASS_TOKEN`]); 0 for all tokens.
     option: i32,
-    /// The class of a row of a table.
+    /// The row of a table that the task computes the gradient of: a class.
     label: i32,
 }
 
@@ -251,7 +251,10 @@ enum Kind {
     Projection,
     /// Sums over tokens, for biases, norms and tables.
     ColumnSums,
+    /// 32 weights of the linear layer that decides whether an item is mislabelled.
     MislabelledWeight,
+    /// The bias of that layer. Its thread block also averages the losses over the episodes and, without a backbone,
+    /// ends the step.
     MislabelledBias,
 }
 

@@ -32,10 +32,10 @@ pub(super) type WindowArgmax = [u8; WIDTH];
 /// Copies an image (`[size, size, channels]`) to `out`, which has a margin of one zero pixel and is [`padded_len`]
 /// long.
 pub(super) fn pad(shape: Shape, image: &[f32], out: &mut [f32]) {
-    let (line, padded) = (shape.size * shape.channels, padded_line(shape));
-    for (row, image) in image.chunks_exact(line).enumerate() {
-        let start = (row + 1) * padded + shape.channels;
-        out[start..start + line].copy_from_slice(image);
+    let (row_len, line) = (shape.size * shape.channels, padded_line(shape));
+    for (row, values) in image.chunks_exact(row_len).enumerate() {
+        let start = (row + 1) * line + shape.channels;
+        out[start..start + row_len].copy_from_slice(values);
     }
 }
 
@@ -251,18 +251,19 @@ impl WithSimd for PatchMoments<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         // The patches of one row of outputs.
         let mut patches = vec![[0.0; PATCH_VALUES]; self.shape.size];
-        let (line, run) = (padded_line(self.shape), 3 * self.shape.channels);
+        // Values in a row of a padded image, and in a row of a patch.
+        let (line, patch_row) = (padded_line(self.shape), 3 * self.shape.channels);
         for row in 0..self.shape.size {
             for (column, patch) in patches.iter_mut().enumerate() {
                 for tap_row in 0..3 {
                     let start = (row + tap_row) * line + column * self.shape.channels;
-                    patch[tap_row * run..(tap_row + 1) * run]
-                        .copy_from_slice(&self.padded[start..start + run]);
+                    patch[tap_row * patch_row..(tap_row + 1) * patch_row]
+                        .copy_from_slice(&self.padded[start..start + patch_row]);
                 }
-                patch[3 * run] = 1.0;
+                patch[3 * patch_row] = 1.0;
             }
             // The values of a patch and the constant 1.
-            let values = 3 * run + 1;
+            let values = 3 * patch_row + 1;
             if S::REGISTER_COUNT >= 32 {
                 accumulate::<S, 14>(simd, &patches, values, self.moments);
             } else {

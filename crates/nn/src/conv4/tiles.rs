@@ -83,6 +83,7 @@ impl WithSimd for InputTransform<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let TileBlock { plane, first, count } = self.block;
         let (points, stride) = (self.points.all_mut(), plane.stride());
+        // `count` is at most SLOTS anyway; `min` tells the compiler so, which then drops bounds checks.
         for slot in 0..count.min(SLOTS) {
             let start = plane.patch(plane.tile(first + slot));
             let rows = [
@@ -132,6 +133,7 @@ impl WithSimd for InputTransformBackward<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let TileBlock { plane, first, count } = self.block;
         let (points, stride) = (self.points.all(), plane.stride());
+        // `min` as in `InputTransform`.
         for slot in 0..count.min(SLOTS) {
             let start = plane.patch(plane.tile(first + slot));
             for v in 0..vectors::<S>() {
@@ -238,7 +240,8 @@ impl<const TERMS: usize> WithSimd for PointProducts<'_, TERMS> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a number of the tile.
+        // The largest groups whose values fit into registers: two accumulators per row, two vectors of the filter, and
+        // one vector with a copy of an input value in every lane.
         if S::REGISTER_COUNT >= 32 {
             self.groups::<S, 14, 8, 4>(simd)
         } else {

@@ -187,7 +187,7 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
         sums
     }
 
-    /// The output at `column`, near the edge.
+    /// The output at `column` alone: near the edge, or left over between the last whole group and the edge.
     #[inline(always)]
     fn single(&self, simd: S, vector: usize, first: usize, column: usize, input: &[S::f32s]) -> S::f32s {
         let vectors = self.vectors;

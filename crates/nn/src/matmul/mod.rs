@@ -137,7 +137,8 @@ pub fn multiply<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, write: Write, mut c
 /// Matrix product plus a row: `C = A B`, with the same row added to all rows, as a bias is.
 ///
 /// # Panics
-/// If the shapes disagree: the row has one number per column of C, gaps after its rows included.
+/// If the shapes disagree. The row has one number per column of C, and if C is [`MatrixMut::padded`], also one per
+/// element of the gap after a row of C.
 pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[T], mut c: MatrixMut<'_, T>) {
     T::multiply(a, b, InitialSum::Row(row), &mut c);
 }

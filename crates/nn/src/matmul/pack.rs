@@ -76,7 +76,7 @@ impl PanelSource<'_> {
         let stride = self.b.column_stride;
         let from = &self.b.data[self.column * stride + self.from..];
         for column in (0..width).step_by(BLOCK) {
-            // The column of B to read, and the number of columns of B from there on.
+            // The first column of the part to read, and the number of columns of the part from there on.
             let (column_from, valid) =
                 (column.min(self.columns - 1), self.columns.saturating_sub(column).max(1));
             for k in (0..whole).step_by(BLOCK) {

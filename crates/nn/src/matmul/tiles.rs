@@ -17,7 +17,7 @@ use super::{InitialSum, Matrix, MatrixMut};
 use crate::isa::{Isa, multiply_add};
 use crate::memory::prefetch_line;
 
-/// The tuned version.
+/// The tuned version of the product: sets `c` to `a b` plus the initial sums `start`.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -39,6 +39,7 @@ pub(crate) fn multiply_tuned(
 
 /// The kernel of [`multiply_tuned`].
 struct Product<'a, 'b> {
+    /// Whether packing may use AVX.
     avx: bool,
     a: Matrix<'a>,
     b: Matrix<'a>,
@@ -76,7 +77,8 @@ impl WithSimd for Product<'_, '_> {
                     source.pack(simd, &mut panel, self.avx);
                     (panel.as_ptr(), vectors * S::F32_LANES)
                 };
-                // Whole vectors are written if the gap after the row has space for the last one.
+                // Columns from `column` on that may be written, the gap after the row included. Whole vectors are
+                // written if the last one fits.
                 let writable = self.c.columns + self.c.spare - column;
                 let columns =
                     if writable < vectors * S::F32_LANES { columns } else { vectors * S::F32_LANES };

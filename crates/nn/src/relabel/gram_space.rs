@@ -55,14 +55,14 @@ impl<T: Real> GramSpace<T> {
         let scales: Vec<T> = (0..items)
             .map(|i| inverse_centred_length(gram[i * items + i], with_mean[i], mean_square))
             .collect();
-        let mut centred = gram;
-        for (i, row) in centred.chunks_exact_mut(items).enumerate() {
+        let mut centred_gram = gram;
+        for (i, row) in centred_gram.chunks_exact_mut(items).enumerate() {
             for (j, product) in row.iter_mut().enumerate() {
                 *product = centred_product(*product, with_mean[i], with_mean[j], mean_square)
                     * (scales[i] * scales[j]);
             }
         }
-        GramSpace { items, gram: centred, centring: Some(Centring { with_mean, mean_square, scales }) }
+        GramSpace { items, gram: centred_gram, centring: Some(Centring { with_mean, mean_square, scales }) }
     }
 
     /// M

@@ -44,7 +44,7 @@ pub(super) struct Network {
     out: BiasFreeLinear,
     /// For [`ViewTarget::Outlier`].
     outlier_branch: Option<OutlierBranch>,
-    /// See [`INITIAL_PRIOR`]. The network itself does not use it.
+    /// The parameters of the prior, in the order of [`INITIAL_PRIOR`]. The network itself does not use them.
     pub(super) prior: Range<usize>,
     /// The logarithm of the scale of the queries' logits, `[1]`. The network itself does not use it.
     pub(super) log_scale: Range<usize>,

@@ -25,11 +25,11 @@ pub(super) const TERMS: [&str; 2] = ["items", "queries"];
 /// The batches of neighbouring episodes that share a dropout mask, each with the seed of its mask. Episodes are given
 /// by their numbers of states (items times classes), and `seed` is that of [`crate::head::Head::losses`].
 ///
-/// The index of a number in the mask is `item * dim + column`, with the items of a batch counted from 0.
+/// The mask covers the features that enter the item view, `[items of the batch, dim]` in row-major order.
 pub fn dropout_batches(states: impl Iterator<Item = usize>, seed: u64) -> Vec<(Range<usize>, u64)> {
     // The step of SplitMix64, so that every batch has a dropout mask of its own.
-    let seed_of = |number: u64| seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    (0..).zip(split_into_batches(states)).map(|(number, batch)| (batch, seed_of(number))).collect()
+    let seed_of = |index: u64| seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (0..).zip(split_into_batches(states)).map(|(index, batch)| (batch, seed_of(index))).collect()
 }
 
 impl Relabel {
@@ -52,7 +52,8 @@ impl Relabel {
         let Some(centre) = &self.training_centre else {
             return self.row_losses(parameters, episodes, seed, gradient, feature_gradient);
         };
-        // A head with a training centre: all rows are centred first, and their gradient passes back through that.
+        // A head with a training centre: all rows are centred and scaled to unit length first, and the gradient of the
+        // features passes back through that step. The mean is a constant: it gets no gradient.
         let mean = &parameters[centre.clone()];
         let original = || episodes.iter().flat_map(|e| e.support.iter().chain(e.queries).copied());
         let centred = CentredRows::new(original(), mean);
@@ -68,9 +69,9 @@ impl Relabel {
         let mut d_centred = feature_gradient.as_ref().map(|all| vec![T::ZERO; all.len()]);
         let sums = self.row_losses(parameters, &of_centred, seed, gradient, d_centred.as_deref_mut());
         if let (Some(feature_gradient), Some(mut d_centred)) = (feature_gradient, d_centred) {
-            let mut scratch = vec![T::ZERO; mean.len()];
+            let mut centred_row = vec![T::ZERO; mean.len()];
             for (row, d_row) in original().zip(d_centred.chunks_exact_mut(mean.len())) {
-                centre_and_scale_backward(row, mean, &mut scratch, d_row);
+                centre_and_scale_backward(row, mean, &mut centred_row, d_row);
             }
             add(feature_gradient, &d_centred);
         }
@@ -140,8 +141,8 @@ impl Relabel {
         sums
     }
 
-    /// The losses of one episode. Its part of `logits` is replaced by its gradient. `d_products`, if given, is set to
-    /// the part of the gradient that does not pass through the network.
+    /// The losses of episode `number` of the batch. The episode's part of `logits` is replaced by its gradient.
+    /// `d_products`, if given, is set to the part of the gradient that does not pass through the network.
     #[allow(clippy::too_many_arguments)]
     fn episode_losses<T: Real>(
         &self,

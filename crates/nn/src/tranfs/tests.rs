@@ -260,7 +260,7 @@ fn the_feature_gradient_leaves_losses_and_parameter_gradient_equal_to_the_bit() 
 }
 
 #[test]
-#[should_panic(expected = "one feature gradient per number of the episodes' rows")]
+#[should_panic(expected = "the feature gradient needs one value per value of the episodes' rows")]
 fn a_feature_gradient_of_another_length_is_refused() {
     let (model, parameters) = model(&small());
     let owned = narrowed(&episodes(11, &[&[2, 1]], 3));

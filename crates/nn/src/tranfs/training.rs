@@ -149,9 +149,9 @@ impl Tranfs {
     }
 }
 
-/// Adds to the gradient of an episode's queries (`[queries, dim]`), from twice the gradient of their logits
-/// (`[queries, classes]`), which is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`, so the
-/// gradient of q is the sum over prototypes of twice the gradient of the logit, times p.
+/// Adds to the gradient of an episode's queries (`[queries, dim]`), from `doubled`, twice the gradient of their logits
+/// (`[queries, classes]`), which is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`, so
+/// the gradient of q is the sum over prototypes of twice the gradient of the logit, times p.
 fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_queries: &mut [T]) {
     let (queries, classes) = (d_queries.len() / dim, prototypes.len() / dim);
     if queries == 0 {

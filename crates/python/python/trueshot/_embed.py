@@ -30,7 +30,7 @@ from ._progress import counting
 # The numbers of classes of ImageNet classifiers, 1k to 22k, with and without a background class. A network with this
 # number of outputs probably returns a score per class instead of features.
 _CLASS_COUNTS = (1000, 1001, 21_841, 21_843, 11_221)
-# Files that a message names.
+# The largest number of skipped files that a message names.
 _LISTED = 5
 
 
@@ -327,9 +327,10 @@ def _folder_transform(model: Any, network: Network, transform: Any) -> Callable[
 class _Folder:
     """The images of a folder, decoded and transformed by threads while the network computes.
 
-    This and :class:`_Loader` have ``total`` (the number of images, 0 if unknown), ``batches``, ``check_complete``,
-    ``finish``, ``empty_message``, and for the key of a cache ``settings`` and ``contents`` (None if the images are not
-    known in advance).
+    This and :class:`_Loader` have ``total`` (the number of images, 0 if unknown), ``unreadable`` (the images that could
+    not be read so far, with the reason), ``batches``, ``check_complete``, ``finish``, ``empty_message``, and for the key
+    of a cache ``transform_description`` (empty for a loader, which transforms its images itself) and ``contents`` (None
+    if the images are not known in advance).
     """
 
     def __init__(self, path: str, transform: Callable[[Any], Any], classes: Any) -> None:
@@ -349,7 +350,7 @@ class _Folder:
         """Why there are no rows."""
         return f"no image in {self._folder.path!r} can be read: {_listed(self.unreadable)}"
 
-    def settings(self) -> str:
+    def transform_description(self) -> str:
         """Text that differs if the transform differs."""
         return describe(self._transform)
 
@@ -473,7 +474,7 @@ class _Loader:
     def empty_message(self) -> str:
         return "the loader has no batches, so there is nothing to embed"
 
-    def settings(self) -> str:
+    def transform_description(self) -> str:
         return ""
 
     def contents(self) -> str | None:
@@ -598,10 +599,11 @@ class _CacheEntry:
         if name is None and contents is None:
             raise ValueError("the images of a loader are only known after they are loaded: give cache_name too, a name for them")
         # The first part is the version of the format of the file; other versions have other keys.
-        parts = ["trueshot-embed/3", network.identity(), repr(settings.output), repr(settings.pool), source.settings()]
+        parts = ["trueshot-embed/3", network.identity(), repr(settings.output), repr(settings.pool)]
+        parts.append(source.transform_description())
         parts.append(f"contents {contents}" if name is None else f"name {name}")
         self._key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-        self._unreadable = settings.unreadable
+        self._raises = settings.unreadable == "raise"
         self._path = os.path.join(self._folder, f"{self._key}.npz")
 
     def read(self, source: _Folder | _Loader) -> _Result | None:
@@ -616,7 +618,7 @@ class _CacheEntry:
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
         # Embedding again raises the error with the reasons.
-        if unreadable and self._unreadable == "raise":
+        if unreadable and self._raises:
             return None
         return result if note["key"] == self._key and note["total"] == source.total else None
 

@@ -270,18 +270,18 @@ def _polars_kind(dtype: Any) -> str:
     return "number" if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype)
 
 
-def _arrow_kind(kind: Any) -> str:
+def _arrow_kind(arrow_type: Any) -> str:
     """The kind of an Arrow type, see :class:`_Column`."""
     # An extension type, such as that of Ray's tensors, stands for the type it is stored as.
-    kind = getattr(kind, "storage_type", kind)
-    if hasattr(kind, "value_type") and hasattr(kind, "value_field"):
+    stored = getattr(arrow_type, "storage_type", arrow_type)
+    if hasattr(stored, "value_type") and hasattr(stored, "value_field"):
         return "vector"
-    return "number" if str(kind) in ("bool", "null") or _is_arrow_number(kind) else str(kind)
+    return "number" if str(stored) in ("bool", "null") or _is_arrow_number(stored) else str(stored)
 
 
-def _is_arrow_number(kind: Any) -> bool:
+def _is_arrow_number(arrow_type: Any) -> bool:
     types = sys.modules["pyarrow"].types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    return types.is_integer(arrow_type) or types.is_floating(arrow_type) or types.is_decimal(arrow_type)
 
 
 def _named(columns: Sequence[_Column], wanted: str, name: str) -> _Column:
@@ -312,17 +312,16 @@ def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_
             example = f"{name}[{matching[0].name!r}]"
             raise ValueError(f"{name} has {len(matching)} columns of {kind}s: {names}. Pass one of them, such as {example}")
     others = [f"{column.name!r} ({column.kind})" for column in columns if column.kind != "number"]
-    raise ValueError(
-        f"{name} has columns that are not numbers: {', '.join(others[:5])}{', ..' if len(others) > 5 else ''}. "
-        "Pass the columns of numbers only"
-    )
+    raise ValueError(f"{name} has columns that are not numbers: {_listed(others)}. Pass the columns of numbers only")
 
 
 def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
     """The data frame with only the feature columns, whose names estimators remember; None for a data set."""
     library, names = library_of(X), [column.name for column in chosen]
-    if library == "datasets" or len(names) == X.shape[1]:
-        return None if library == "datasets" else X
+    if library == "datasets":
+        return None
+    if len(names) == X.shape[1]:
+        return X
     return X[names] if library == "pandas" else X.select(names)
 
 
@@ -332,7 +331,7 @@ def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
 def _matrix(X: Any, columns: Sequence[_Column], name: str) -> np.ndarray:
     """Columns of numbers as one array, [rows, columns]."""
     # pandas converts a frame of NumPy columns at once; its own types (Int64, Arrow) are read column by column.
-    if library_of(X) == "pandas" and len(columns) == X.shape[1] and all(isinstance(kind, np.dtype) for kind in X.dtypes):
+    if library_of(X) == "pandas" and len(columns) == X.shape[1] and all(isinstance(dtype, np.dtype) for dtype in X.dtypes):
         return X.to_numpy()
     return np.column_stack([_numbers(column.read(), f"column {column.name!r} of {name}") for column in columns])
 

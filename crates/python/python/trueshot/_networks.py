@@ -356,7 +356,8 @@ _CLASS_DETAILS = frozenset(
 )
 # Descriptions go no deeper than this number of levels, because Python limits the depth of calls.
 _MAX_DEPTH = 100
-# The flag Py_TPFLAGS_HEAPTYPE of CPython, which the classes that are compiled into Python do not have.
+# The flag Py_TPFLAGS_HEAPTYPE of CPython. Classes that C code defines statically, such as those built into Python, do not
+# have it.
 _MADE_AT_RUN_TIME = 1 << 9
 # Packages whose classes are identified by their names.
 _LIBRARIES = frozenset({"torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names})
@@ -364,9 +365,10 @@ _LIBRARIES = frozenset({"torch", "torchvision", "numpy", "PIL", *sys.stdlib_modu
 
 def _is_of_library(kind: type) -> bool:
     """Whether a class belongs to a library and has not been made at run time."""
-    package = kind.__module__.partition(".")[0]
     if not kind.__flags__ & _MADE_AT_RUN_TIME:
         return True
+    package = kind.__module__.partition(".")[0]
+    # A class that is made at run time, for example in a function, is not what its module has under its name.
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)

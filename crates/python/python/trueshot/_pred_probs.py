@@ -75,9 +75,9 @@ def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]
 def as_columns(labels: Any, columns: int, name: str = "pred_probs") -> np.ndarray:
     """The column of every label in an array with one column per class; errors call the array ``name``."""
     encoded = encode(labels, name="labels")
-    numbers = _numbers(encoded.classes, columns)
-    if numbers is not None:
-        return numbers[encoded.codes]
+    indices = _column_indices(encoded.classes, columns)
+    if indices is not None:
+        return indices[encoded.codes]
     if len(encoded.classes) == columns:
         return encoded.codes
     raise ValueError(
@@ -102,13 +102,13 @@ def one_vs_rest(labels: Any, pred_probs: Any) -> Iterator[tuple[np.ndarray, np.n
 def multi_label_mask(labels: Any, classes: int) -> np.ndarray:
     """A boolean matrix `[rows, classes]` from a list of class numbers per row."""
     mask = np.zeros((len(labels), classes), dtype=bool)
-    for row, names in enumerate(labels):
-        if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
-            raise TypeError(f"labels row {row} is {names!r}; with multi_label=True every row is a list of classes")
-        for name in names:
-            if not isinstance(name, (int, np.integer)) or not 0 <= name < classes:
-                raise ValueError(f"labels row {row} has class {name!r}; allowed: 0 to {classes - 1}, the columns of pred_probs")
-            mask[row, name] = True
+    for row, numbers in enumerate(labels):
+        if isinstance(numbers, (str, bytes)) or not hasattr(numbers, "__iter__"):
+            raise TypeError(f"labels row {row} is {numbers!r}; with multi_label=True every row is a list of classes")
+        for number in numbers:
+            if not isinstance(number, (int, np.integer)) or not 0 <= number < classes:
+                raise ValueError(f"labels row {row} has class {number!r}; allowed: 0 to {classes - 1}, the columns of pred_probs")
+            mask[row, number] = True
     return mask
 
 
@@ -147,10 +147,10 @@ def _check_sums(array: np.ndarray, before: str, after: str) -> None:
         raise ValueError(f"{before}row {row} sums to {sums[row]:.6g}; rows of pred_probs must sum to 1{after}")
 
 
-def _numbers(classes: np.ndarray, columns: int) -> np.ndarray | None:
+def _column_indices(classes: np.ndarray, columns: int) -> np.ndarray | None:
     """The classes as column indices if they are integers from 0 to ``columns`` - 1, else None.
 
-    ``encode`` has sorted them, and refuses floats that are not whole numbers.
+    ``encode`` has sorted the classes, and refuses floats that are not whole numbers.
     """
     whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
     # Compared before the conversion, in which numbers of 2**63 and more would overflow.
@@ -170,6 +170,6 @@ def _refuse_logarithms(labels: Any, array: np.ndarray) -> None:
 
 def _has_column_per_class(classes: np.ndarray, columns: int) -> bool:
     """Whether there is a column for each class that occurs, or for each integer from 0 to the largest label."""
-    numbers = _numbers(classes, columns)
-    return columns == len(classes) or (numbers is not None and columns == numbers[-1] + 1)
+    indices = _column_indices(classes, columns)
+    return columns == len(classes) or (indices is not None and columns == indices[-1] + 1)
 

@@ -5,13 +5,14 @@ import * as server from "./server.js";
 
 /** The delay before an audit in ms, so that changes in quick succession cause one audit. */
 const DELAY_MS = 120;
-/** The longest name of an item in a request, in characters. The server allows 512 bytes: a character has at most four,
- * and the rest is for the number that makes a name unique. */
+/** The longest name of an item in a request, in characters. The server allows 512 bytes: 120 characters have at most
+ * 480, and 32 are left for the number that makes a name unique, as in " (2)". */
 const LONGEST_ITEM_NAME = 120;
 
-/** The timer of the next audit, and the AbortController of the running one. */
+/** The timer of the next audit. */
 let timer = null;
-let request = null;
+/** The AbortController of the running audit; null without one. */
+let running = null;
 /** The last classifier that was fitted, {id, revision}, where `revision` is that of the collection; null without one. */
 let fitted = null;
 /** The promise of the running `fitCurrent`; null without one. */
@@ -43,15 +44,15 @@ function support() {
   return { byName, body: server.jsonWithRows(pictures.map((picture) => picture.row), parts) };
 }
 
-/** Schedules an audit. The result of a running one is for labels that have changed, so it is cancelled. */
+/** Schedules an audit, and cancels a running one, because its labels are outdated. */
 function schedule() {
-  request?.abort();
-  request = null;
+  running?.abort();
+  running = null;
   clearTimeout(timer);
   timer = setTimeout(audit, DELAY_MS);
 }
 
-/** Audits the collection, unless images are still being embedded: the end of that schedules an audit. */
+/** Audits the collection, unless images are still being embedded: when the last one is, another audit is scheduled. */
 async function audit() {
   const state = collection.current();
   if (state.waiting > 0) return;
@@ -60,18 +61,18 @@ async function audit() {
     return collection.notify();
   }
   const { byName, body } = support();
-  const current = request = new AbortController();
+  const current = running = new AbortController();
   state.auditing = true;
   collection.notify();
   try {
     const found = await server.audit(body, state.certainty, current.signal);
     // Labels have changed meanwhile: another audit is scheduled.
-    if (current !== request) return;
+    if (current !== running) return;
     picturesByName = byName;
     state.verdicts = new Map([...byName.values()].map((picture, index) => [picture.id, found.items[index]]));
     Object.assign(state, { found, problem: null });
   } catch (error) {
-    if (current !== request) return;
+    if (current !== running) return;
     Object.assign(state, { problem: error.message, verdicts: new Map(), found: null });
   }
   state.auditing = false;
@@ -84,7 +85,8 @@ export function classifier() {
   return fitting;
 }
 
-/** Fits a classifier on the current labels, unless the last one is for them, and again if they change meanwhile. */
+/** The id of a classifier for the current labels: the last one if it was fitted on them, otherwise a new one. If the
+ * labels change meanwhile, another one is fitted. */
 async function fitCurrent() {
   for (;;) {
     const { revision } = collection.current();
@@ -93,7 +95,7 @@ async function fitCurrent() {
     // The server stores a limited number of classifiers; the one for the labels before is not needed any more.
     if (fitted && fitted.id !== id) server.remove(fitted.id).catch(() => {});
     fitted = { id, revision };
-    // After Start over there is nothing to fit a classifier on.
+    // If the user has emptied the collection meanwhile ("Start over"), no other classifier can be fitted.
     if (revision === collection.current().revision || collection.classesInUse() < 2) return id;
   }
 }

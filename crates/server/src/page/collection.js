@@ -23,12 +23,13 @@ const state = {
   pictures: new Map(),
   /** Image id → its entry in `items` of the last audit, until the image changes. */
   verdicts: new Map(),
-  /** The server's response to the last audit; null without one. */
+  /** The server's response to the last audit; null without an audit. */
   found: null,
   /** The name of the network that computed the rows. */
   embedder: null,
-  /** The images that are not embedded yet, and all images of this round of embedding. */
+  /** The number of images that are not embedded yet. */
   waiting: 0,
+  /** The number of images of this round of embedding, which ends when none is waiting. */
   total: 0,
   /** Whether an audit is running. */
   auditing: false,
@@ -84,7 +85,7 @@ export function byClass() {
   return groups;
 }
 
-/** The images with one of these actions, the most probably wrong first. */
+/** The ids of the images whose verdict has one of these actions, the most probably wrong first. */
 export const withAction = (...actions) => [...state.verdicts]
   .filter(([id, verdict]) => actions.includes(verdict.action) && state.pictures.has(id))
   .sort(([, a], [, b]) => b.p_wrong - a.p_wrong)
@@ -259,7 +260,7 @@ export function quarantine(ids) {
 }
 
 /** Puts images from the quarantine back into their classes. */
-export const putBack = (ids) => edit(inWords("put back", ids), present(ids), () => ({ quarantined: false }));
+export const putBack = (ids) => present(ids).length > 0 && edit(inWords("put back", present(ids)), present(ids), () => ({ quarantined: false }));
 
 export const remove = (ids) => present(ids).length > 0 && edit(inWords("remove", present(ids)), present(ids), () => ({ removed: true }));
 

@@ -2,9 +2,10 @@
 // and the actions. A controller decides which image is shown and what happens after a decision: the review or the
 // viewer.
 //
-// A controller is {id(), verdict(), title, progress(), back, forward, decide(work), end(), closed()}: `back` and
-// `forward` are {text, key, run, enabled()}; `decide` runs a change of the shown image; `end` is what is shown when
-// there is no image.
+// A controller is {id(), verdict(), title, progress(), back, forward, decide(work), end(), closed()}: `id` and `verdict`
+// are those of the shown image; `back` and `forward` are {text, key, run, enabled()}; `decide` calls `work` with the id
+// of the shown image, and then chooses which image is shown; `end` is called when there is no image to show, and
+// `closed` when the dialog has been closed.
 
 import * as collection from "./collection.js";
 import { chooseClass } from "./class_chooser.js";
@@ -148,8 +149,9 @@ function press(event) {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const picture = collection.current().pictures.get(controller.id());
   const probable = controller.verdict()?.probable[Number(key) - 1];
-  if (key === "Enter" && event.repeat) {
-    // A key that is held down decides about one image only.
+  if (event.repeat && !key.startsWith("Arrow")) {
+    // A key that is held down decides about one image only. Enter would also press the button with the focus.
+    if (key !== "Enter") return;
   } else if (key === "ArrowLeft") controller.back.run();
   else if (!picture) return;
   else if (key === "ArrowRight") controller.forward.run();

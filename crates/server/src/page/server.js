@@ -14,9 +14,9 @@ class Refusal extends Error {
 }
 
 /** Sends a request and returns its response, as `fetch` does. Asks for the token if the server wants one, and repeats the
- * request up to `patience` times while the queue of the server is full. Throws an error if the server cannot be reached or
+ * request up to `retries` times while the queue of the server is full. Throws an error if the server cannot be reached or
  * refuses. */
-async function ask(path, options = {}, patience = 5) {
+async function ask(path, options = {}, retries = 5) {
   const headers = new Headers(options.headers);
   const token = sessionStorage.getItem(TOKEN);
   if (token) headers.set("authorization", `Bearer ${token}`);
@@ -30,11 +30,11 @@ async function ask(path, options = {}, patience = 5) {
   if (response.status === 401) {
     // If the token has changed since the request was sent, the new one may be right.
     if (token === sessionStorage.getItem(TOKEN)) await newToken(token !== null);
-    return ask(path, options, patience);
+    return ask(path, options, retries);
   }
-  if (response.status === 429 && patience > 0) {
+  if (response.status === 429 && retries > 0) {
     await new Promise((done) => setTimeout(done, 1000 * Number(response.headers.get("retry-after") ?? 1)));
-    return ask(path, options, patience - 1);
+    return ask(path, options, retries - 1);
   }
   if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => null));
   return response;
@@ -66,8 +66,8 @@ function newToken(wasWrong) {
 /** The options of `fetch` for a JSON body. */
 const json = (body, signal) => ({ method: "POST", body, headers: { "content-type": "application/json" }, signal });
 
-/** A request body {rows, ...fields}. Rows are JSON text already: converting thousands of
- * rows to text at every request would take seconds. */
+/** A request body {rows, ...fields}. Rows are JSON text already: converting thousands of rows to text at every request would
+ * take seconds. */
 export function jsonWithRows(rows, fields = {}) {
   const others = Object.entries(fields).map(([name, value]) => `,"${name}":${JSON.stringify(value)}`);
   return `{"rows":[${rows.join(",")}]${others.join("")}}`;
@@ -86,8 +86,7 @@ export async function embed(images, signal) {
   return { embedder, pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
 }
 
-/** Audits a support set, given as a request body: the server's answer, whose `items` are in the
- * order of the rows. */
+/** Audits a support set, given as a request body: the server's answer, whose `items` are in the order of the rows. */
 export const audit = async (support, certainty, signal) => (await ask(`/api/v1/audit?certainty=${certainty}`, json(support, signal))).json();
 /** Fits and stores a classifier: its description, with its id. */
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();

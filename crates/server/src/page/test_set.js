@@ -58,7 +58,7 @@ function replaceImages(added) {
 /** Measures the classifier for the current labels. */
 export async function measure(say) {
   const begun = generation;
-  // They are embedded already, unless the server uses another network since.
+  // The images are embedded already, unless the server has changed its network since.
   await embedOthers(images, (done) => say(`Embedding test images: ${done} of ${images.length}`));
   say("Predicting the classes of the test images");
   const id = await classifier();

@@ -3,7 +3,7 @@
 import { urlOf } from "./object_urls.js";
 
 /** The width of a thumbnail in pixels. */
-const SIDE = 320;
+const WIDTH = 320;
 /** Files below this size are shown as they are. */
 const SMALL_BYTES = 150_000;
 /** How many thumbnails are made at the same time. */
@@ -48,7 +48,7 @@ async function work() {
 }
 
 async function thumbnail({ blob }) {
-  const bitmap = await createImageBitmap(blob, { resizeWidth: SIDE, resizeQuality: "medium" });
+  const bitmap = await createImageBitmap(blob, { resizeWidth: WIDTH, resizeQuality: "medium" });
   const canvas = Object.assign(document.createElement("canvas"), { width: bitmap.width, height: bitmap.height });
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
   bitmap.close();

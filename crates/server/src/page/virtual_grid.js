@@ -1,6 +1,6 @@
 // A grid of cards of which only the rows near the visible part of the page are in the document: thousands of cards
-// would make the page slow. All rows have the same height, set in the style sheet (--card-height). Framed cards (those
-// of images whose label is suspect) come first and are two columns wide.
+// would make the page slow. All rows have the same height, set in the style sheet (--card-height, in rem). Framed cards
+// (see `isFlagged` in wording.js) come first and are two columns wide.
 //
 // So a grid has up to three kinds of rows: full rows of framed cards, one row with the remaining framed cards and as
 // many other cards as fit, and rows of other cards.

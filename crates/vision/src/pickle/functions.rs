@@ -82,7 +82,7 @@ impl StackMachine {
             (Function::Encode, [text, ..]) => return self.encode(*text, arguments.get(1).copied()),
             (Function::BytesType | Function::ByteArrayType, []) => {
                 let span = self.store_decoded(Vec::new())?;
-                return self.push(Node::Bytes(span));
+                return self.add_node(Node::Bytes(span));
             }
             (Function::ByteArrayType, [bytes]) if matches!(self.node(*bytes), Node::Bytes(_)) => {
                 return Ok(*bytes);
@@ -91,7 +91,7 @@ impl StackMachine {
             (Function::ByteArrayType, [text, name]) => return self.encode(*text, Some(*name)),
             _ => return Err(self.malformed("a function with arguments that it does not take")),
         };
-        self.push(node)
+        self.add_node(node)
     }
 
     /// Sets the contents of an empty array, or the byte order of a type.
@@ -219,6 +219,6 @@ impl StackMachine {
             text.chars().map(|letter| u8::try_from(u32::from(letter)).ok()).collect();
         let bytes = bytes.ok_or_else(|| self.malformed("text that is not Latin-1"))?;
         let span = self.store_decoded(bytes)?;
-        self.push(Node::Bytes(span))
+        self.add_node(Node::Bytes(span))
     }
 }

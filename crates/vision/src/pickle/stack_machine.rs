@@ -174,7 +174,7 @@ impl StackMachine {
         }
         let id = match self.small_integers[number as usize] {
             Some(id) => id,
-            None => self.push(Node::Int(number))?,
+            None => self.add_node(Node::Int(number))?,
         };
         self.small_integers[number as usize] = Some(id);
         self.put(id)
@@ -417,7 +417,7 @@ impl StackMachine {
         Ok(line.strip_suffix(b"\r").unwrap_or(line))
     }
 
-    /// Puts a value on the stack.
+    /// Puts a value on the stack. Always `Ok`, so that it can be the last expression of an instruction.
     fn put(&mut self, id: ValueId) -> Result<(), PickleError> {
         self.stack.push(id);
         Ok(())
@@ -425,12 +425,12 @@ impl StackMachine {
 
     /// Adds a value to the list and puts it on the stack.
     fn put_new(&mut self, node: Node) -> Result<(), PickleError> {
-        let id = self.push(node)?;
+        let id = self.add_node(node)?;
         self.put(id)
     }
 
     /// Adds a value to the list, not to the stack.
-    pub fn push(&mut self, node: Node) -> Result<ValueId, PickleError> {
+    pub fn add_node(&mut self, node: Node) -> Result<ValueId, PickleError> {
         if self.nodes.len() >= MAX_VALUES {
             return Err(too_many());
         }

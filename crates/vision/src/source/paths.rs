@@ -87,8 +87,8 @@ pub(super) fn utf8_name(bytes: &[u8]) -> std::result::Result<String, String> {
 
 /// Whether files of that name are ignored without mention, such as system files.
 pub(super) fn is_hidden(name: &str) -> bool {
-    let system_files = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
-    name.starts_with('.') || system_files || name == QUARANTINE || name == REPAIR_LOG
+    let is_system_file = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
+    name.starts_with('.') || is_system_file || name == QUARANTINE || name == REPAIR_LOG
 }
 
 /// Why a file is skipped that is not an image by its extension; `None` for an image.

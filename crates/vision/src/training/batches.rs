@@ -13,9 +13,7 @@ use trueshot::noise::Noise;
 use trueshot::rng::{IndexSampler, Purpose, Rng};
 use trueshot_nn::conv4::Shape;
 
-#[cfg(feature = "cuda")]
-use crate::augment::DrawnAugmentation;
-use crate::augment::{Augmentation, Augmenter};
+use crate::augment::{Augmentation, Augmenter, DrawnAugmentation};
 use crate::dataset::Dataset;
 use crate::loader::BatchSource;
 use crate::preprocess::Preprocessing;
@@ -62,15 +60,18 @@ impl ImagePreparer {
         inputs.resize(rows.len() * input_len, 0.0);
         for (&(dataset, row), input) in rows.iter().zip(inputs.chunks_exact_mut(input_len)) {
             let image = &dataset.images()[row as usize];
-            match &self.augmentation {
+            match self.draw(dataset, row, step) {
                 None => self.preprocessing.normalise(image, input),
-                Some(augmentation) => {
-                    let key = dataset.key(row as usize);
-                    let drawn = augmentation.draw(self.seed, key, step, image.width, image.height);
-                    augmenter.apply(image, &drawn, &self.preprocessing, input);
-                }
+                Some(drawn) => augmenter.apply(image, &drawn, &self.preprocessing, input),
             }
         }
+    }
+
+    /// Draws the augmentation of an image in this step; `None` if images are not augmented.
+    fn draw(&self, dataset: &Dataset, row: u32, step: u64) -> Option<DrawnAugmentation> {
+        let augmentation = self.augmentation.as_ref()?;
+        let (image, key) = (&dataset.images()[row as usize], dataset.key(row as usize));
+        Some(augmentation.draw(self.seed, key, step, image.width, image.height))
     }
 }
 
@@ -82,13 +83,8 @@ impl ImagePreparer {
         let first_outlier = self.dataset.images().len() as u32;
         let request = |&(dataset, row): &(&Dataset, u32)| {
             let image = &dataset.images()[row as usize];
-            let drawn = match &self.augmentation {
-                None => DrawnAugmentation::identity(image.width, image.height),
-                Some(augmentation) => {
-                    let key = dataset.key(row as usize);
-                    augmentation.draw(self.seed, key, step, image.width, image.height)
-                }
-            };
+            let drawn = self.draw(dataset, row, step);
+            let drawn = drawn.unwrap_or_else(|| DrawnAugmentation::identity(image.width, image.height));
             let is_outlier = !std::ptr::eq(dataset, &*self.dataset);
             drawn.request(if is_outlier { first_outlier + row } else { row })
         };

@@ -178,7 +178,7 @@ impl BackboneConfiguration {
 
     /// Checks that all numbers are in their ranges.
     pub fn check(&self) -> Result<()> {
-        check_noise(&self.noises())?;
+        check_noise("episodes.noise", &self.noises())?;
         let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         check_episodes(ways, shots, queries)?;
         let BackboneConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
@@ -247,7 +247,9 @@ pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
 
-/// All noise settings (a type and a level each) of a list of noise types with several levels.
+/// All noise settings (a type and a level each) of a list of noise types with several levels. Unlike
+/// [`noise::settings`], keeps repeated settings, such as clean labels under several types: an episode draws them more
+/// often.
 pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
@@ -269,13 +271,13 @@ pub(super) fn check_common(
     Ok(optimiser.check()?)
 }
 
-/// Checks the noise settings of training on images. Similar noise chooses the items whose embeddings are
+/// Checks the noise settings of training on images; `key` is their place in the configuration. Similar noise chooses the items whose embeddings are
 /// most similar to a class, but images have no embeddings before training.
-pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
+pub(super) fn check_noise(key: &'static str, noises: &[Noise]) -> Result<()> {
     let is_similar = noises.iter().any(|noise| noise.kind == NoiseKind::Similar);
     let allowed = "symmetric, paired and outlier, because similarity needs embeddings";
-    require("episodes.noise", "similar", !is_similar, allowed)?;
-    Ok(require("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
+    require(key, "similar", !is_similar, allowed)?;
+    Ok(require(key, "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 
 /// Checks the number of images of an episode.

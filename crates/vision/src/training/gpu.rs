@@ -163,8 +163,8 @@ pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
 fn streaming_warning(needed: usize, free: usize) -> String {
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
     format!(
-        "the images need {} MiB of GPU memory and {} MiB are free: the CPU prepares the images of every step and copies \
-         them to the GPU, which is slower",
+        "the images need {} MiB of GPU memory, more than three quarters of the {} MiB that are free: the CPU prepares the \
+         images of every step and copies them to the GPU, which is slower",
         mib(needed),
         mib(free)
     )

@@ -175,7 +175,7 @@ impl MamlConfiguration {
         let MamlEpisodeSettings { per_step, ways, shots, queries, .. } = self.episodes;
         require("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
         require("episodes.ways", ways, (2..=MAX_WAYS).contains(&ways), &format!("2 to {MAX_WAYS}"))?;
-        shared::check_noise(&shared::flatten_noise(&self.episodes.noise))?;
+        shared::check_noise("episodes.noise", &shared::flatten_noise(&self.episodes.noise))?;
         shared::check_episodes(ways, shots, queries)?;
         let AdaptationSettings { inner_rate, inner_steps, test_steps, .. } = self.adaptation;
         let rate_fits = inner_rate > 0.0 && inner_rate.is_finite();

@@ -114,7 +114,7 @@ impl NegMarginConfiguration {
             outliers.as_os_str().is_empty(),
             "none, because batches of NegMargin have no noise",
         )?;
-        shared::check_noise(&shared::flatten_noise(&self.validation.noise))?;
+        shared::check_noise("validation.noise", &shared::flatten_noise(&self.validation.noise))?;
         let NegMarginConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         shared::check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }

@@ -18,7 +18,7 @@ use crate::audit::{
 };
 use crate::visible::counted;
 
-/// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
+/// The report of `trueshot audit` for a terminal: [`AuditTable`] with its default options.
 impl std::fmt::Display for Audit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&AuditTable::new(self).render())

@@ -46,8 +46,8 @@ pub struct AuditPage<'a> {
     pub notes: Vec<String>,
 }
 
-/// The rows that a page shows, in ascending order: all rows of a small collection; of a large one the suspects, their
-/// nearest neighbours, and some other rows of every class.
+/// The rows that a page shows, in ascending order: all rows of a small collection; of a large one those that the audit
+/// would change or leave to review, their nearest neighbours, and some other rows of every class.
 pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
     if audit.items.len() <= MAX_ITEMS {
         return (0..audit.items.len()).collect();
@@ -60,12 +60,13 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
             *remaining -= 1;
         }
     };
-    // In the order of importance, until the page is full: suspects, the most suspicious first (two thirds of the page
-    // at most), a few rows of every class, three neighbours of every suspect, and more rows of every class.
+    // In the order of importance, until the page is full: items that do not keep their label, the most suspicious first
+    // (two thirds of the page at most), a few rows of every class, three neighbours of each of these items, and more
+    // rows of every class.
     let ranking = audit.ranking();
-    let suspects: Vec<usize> =
+    let not_kept: Vec<usize> =
         ranking.into_iter().filter(|row| audit.items[*row].action != Action::Keep).collect();
-    suspects.iter().take(MAX_ITEMS * 2 / 3).for_each(|row| show(*row, &mut remaining));
+    not_kept.iter().take(MAX_ITEMS * 2 / 3).for_each(|row| show(*row, &mut remaining));
     // The rows with these indices within each class, one class after the other for every index.
     let rows_of_every_class = |indices: std::ops::Range<usize>| {
         let classes = 0..data.classes().len();
@@ -74,7 +75,7 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
         })
     };
     rows_of_every_class(0..MIN_PER_CLASS).for_each(|row| show(row, &mut remaining));
-    let neighbours = suspects.iter().flat_map(|row| audit.items[*row].neighbours.iter().take(3));
+    let neighbours = not_kept.iter().flat_map(|row| audit.items[*row].neighbours.iter().take(3));
     neighbours.for_each(|neighbour| show(neighbour.row as usize, &mut remaining));
     rows_of_every_class(MIN_PER_CLASS..MAX_PER_CLASS).for_each(|row| show(row, &mut remaining));
     (0..shown.len()).filter(|row| shown[*row]).collect()

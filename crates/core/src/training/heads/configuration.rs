@@ -276,6 +276,11 @@ pub fn training_outliers<T: Clone>(train: &[T], validation: usize) -> Vec<T> {
     }
 }
 
+/// The largest count in the ranges; 0 if there are no ranges.
+pub(super) fn largest_count(ranges: &[CountRange]) -> usize {
+    ranges.iter().map(|range| range.max).max().unwrap_or(0)
+}
+
 /// Checks that a list is not empty.
 fn check_list<T>(what: &'static str, list: &[T]) -> Result<()> {
     require(what, "an empty list", !list.is_empty(), "one or more entries")

@@ -41,8 +41,8 @@ use crate::rng::{IndexSampler, Purpose, Rng};
 /// ```
 pub struct TrainingEpisodes<'a> {
     pub(super) data_sets: Vec<EpisodeData<'a>>,
-    /// `[data set][entry of the list of ways][entry of the list of shots]`. Entries of shots that a data set is too
-    /// small for are left out.
+    /// `[data set][number of ways][entry of the list of shots]`, where ranges of ways are expanded to their numbers.
+    /// Entries of shots that a data set is too small for are left out.
     shapes: Vec<Vec<Vec<EpisodeShape<'a>>>>,
     /// The share of blended classes and outliers.
     blended: f64,
@@ -67,7 +67,7 @@ pub struct TrainingEpisode {
     pub(super) classes: usize,
     /// The support items, with noise.
     pub(super) items: Vec<Item>,
-    /// Row and class of each query.
+    /// The row of each query, and its class as an index below `classes`.
     pub(super) queries: Vec<(u32, u32)>,
     /// The items and queries whose rows are blended with other rows, at most one blend each.
     pub(super) blends: Vec<Blend>,
@@ -102,7 +102,7 @@ impl TrainingEpisode {
     }
 }
 
-/// The labels of an episode.
+/// The labels of an episode: class indices below `classes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpisodeLabels {
     /// The number of classes.
@@ -149,10 +149,12 @@ pub struct RowBuffer {
 }
 
 impl<'a> TrainingEpisodes<'a> {
-    /// Prepares the drawing of episodes and checks that every combination of ways, shots and noise is possible.
+    /// Prepares the drawing of episodes: a sampler for every combination of data set, ways and shots, with the noise
+    /// levels that are possible there.
     ///
     /// # Errors
-    /// If a data set has too few classes or items, or a noise level is impossible with all shapes of episodes.
+    /// If a data set has too few classes or items, no noise level is possible for a combination, or a noise level is
+    /// impossible for all of them.
     pub fn new(
         data_sets: Vec<EpisodeData<'a>>,
         episodes: &configuration::Episodes,
@@ -411,7 +413,7 @@ impl EpisodeShape<'_> {
             candidates.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
         }
         // A random share of the wrong items is replaced by the items that are at the same positions without noise. At
-        // level 0, every noise type returns this clean support set, so the type of the first one will do.
+        // level 0, every noise type returns this clean support set, so the first one is used.
         let clean =
             self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, index_sampler)?;
         let clean_share = rng.fraction();
@@ -421,8 +423,8 @@ impl EpisodeShape<'_> {
     }
 }
 
-/// The shapes for all numbers of shots. With `has_several_sets`, numbers of shots that the classes of this one
-/// are too small for are left out, so that one small data set does not rule out many shots in the others.
+/// The shapes of one data set for all entries of the list of shots. If there are several data sets, entries that the
+/// classes of this one are too small for are left out, so that a small data set does not rule out many shots in others.
 fn shapes_that_fit<'a>(
     shots: &[CountRange],
     has_several_sets: bool,

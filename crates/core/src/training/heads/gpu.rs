@@ -24,7 +24,7 @@ use trueshot_nn::relabel::Relabel;
 use trueshot_nn::schedule::Schedule;
 use trueshot_nn::tranfs::Tranfs;
 
-use super::configuration::{CountRange, Episodes};
+use super::configuration::{Episodes, largest_count};
 use super::episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
 use super::session::HeadBatch;
 use crate::classifier::centred_unit;
@@ -66,9 +66,8 @@ impl SessionOptions<'_, '_> {
 
     /// The largest numbers of support items and of queries of an episode.
     fn largest(&self) -> (usize, usize) {
-        let largest = |ranges: &[CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
-        let ways = largest(&self.sizes.ways);
-        (ways * largest(&self.sizes.shots), ways * self.sizes.queries)
+        let ways = largest_count(&self.sizes.ways);
+        (ways * largest_count(&self.sizes.shots), ways * self.sizes.queries)
     }
 }
 
@@ -186,8 +185,8 @@ impl<'a> GpuRows<'a> {
         let (free, _total) = options.device.memory()?;
         Ok((!self.is_stored).then(|| {
             format!(
-                "the embeddings need {} MiB of GPU memory and {} MiB are free: the rows of every step are copied to the \
-                 GPU, which is slower",
+                "the embeddings need {} MiB of GPU memory, more than three quarters of the {} MiB that are free: the rows \
+                 of every step are copied to the GPU, which is slower",
                 mib(self.bytes()),
                 mib(free)
             )
@@ -434,7 +433,7 @@ fn relabel_training(
 /// A step of one episode with the most classes, items and queries, all of whose rows are 0.
 fn largest_relabel_step(options: &SessionOptions<'_, '_>, dim: usize) -> relabel::StepInput {
     let (items, queries) = options.largest();
-    let classes = options.sizes.ways.iter().map(|range| range.max).max().unwrap_or(1);
+    let classes = largest_count(&options.sizes.ways);
     let labels = |count: usize| (0..count).map(|index| (index % classes) as u32).collect::<Vec<u32>>();
     let episode = relabel::EpisodeInput {
         classes,

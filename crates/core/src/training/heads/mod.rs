@@ -36,13 +36,14 @@ use toml::Table;
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::head::{FeatureStatistics, JointHead};
 
+use self::configuration::largest_count;
 use self::validation::Validator;
 use super::{CpuWeights, Trainee, TrainingSession, Validation};
 use crate::embeddings::Embeddings;
 use crate::episode::EpisodeData;
 use crate::error::{Error, Result};
 use crate::method::{Method, RELABEL, RelabelConfig, TRANFS, TranfsConfig};
-use crate::model::Model;
+use crate::model::{IMPOSSIBLE_SIZES, Model};
 use crate::ranges::require;
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::tensors::Tensors;
@@ -289,13 +290,11 @@ fn build_head<M: HeadOptions>(
     validation: &[EpisodeData<'_>],
 ) -> Result<Arc<dyn LearnedHead>> {
     configuration.check()?;
-    let largest =
-        |ranges: &[configuration::CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
-    let ways = largest(&configuration.episodes.ways);
+    let ways = largest_count(&configuration.episodes.ways);
     let options = configuration.model.for_episodes(ways);
     options.check()?;
     if let Some(classes) = options.max_classes() {
-        let needed = ways.max(largest(&configuration.validation.ways));
+        let needed = ways.max(largest_count(&configuration.validation.ways));
         let allowed = format!("{needed} or more, the most ways of an episode");
         require("model.classes", classes, classes >= needed, &allowed)?;
     }
@@ -325,21 +324,23 @@ pub fn open_head(model: &Model, dim: usize) -> Result<(Arc<dyn LearnedHead>, Vec
     // `own_dim` is the dimension for which the model was trained; `None` if it takes any.
     let (own_dim, head) = match model.kind() {
         TRANFS => {
-            let TranfsConfig { dim, options } = model.config()?;
-            (Some(dim), options.check().and_then(|()| options.build(dim)))
+            let config: TranfsConfig = model.config()?;
+            let build = || config.options.check().and_then(|()| config.options.build(config.dim)).ok();
+            (Some(config.dim), config.is_possible().then(build).flatten())
         }
         _ => {
             model.expect_kind(RELABEL)?;
-            // Without a dimension, the network takes features of any dimension, and that passed to `build` has no
-            // effect.
-            let RelabelConfig { dim, options } = model.config()?;
-            (dim, options.check().and_then(|()| options.build(dim.unwrap_or(1))))
+            let config: RelabelConfig = model.config()?;
+            // A network without a dimension takes features of any dimension and ignores the one passed to `build`.
+            let dim = config.dim.unwrap_or(1);
+            let build = || config.options.check().and_then(|()| config.options.build(dim)).ok();
+            (config.dim, config.is_possible().then(build).flatten())
         }
     };
     if let Some(own) = own_dim.filter(|&own| own != dim) {
         return Err(Error::ModelDimension { path: model.tensors().path().into(), features: dim, model: own });
     }
-    let head = head.map_err(|_| model.malformed("its metadata 'config' has sizes that no model has"))?;
+    let head = head.ok_or_else(|| model.malformed(IMPOSSIBLE_SIZES))?;
     let parameters = model.parameters(head.head().layout())?;
     Ok((head.into(), parameters))
 }
@@ -406,7 +407,7 @@ impl Trainee for HeadTrainee<'_> {
 
     fn steps(&mut self, step: u64, limit: u64) -> Result<Vec<Vec<f64>>> {
         let at_once = self.session.steps_at_once() as u64;
-        // On the CPU. Drawing at the same time would take threads from the computation.
+        // A session on the CPU takes one step at a time: drawing meanwhile would take threads from the computation.
         if at_once == 1 {
             return Ok(vec![self.step(step)?]);
         }

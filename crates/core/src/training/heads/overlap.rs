@@ -9,8 +9,7 @@ use std::hash::{DefaultHasher, Hasher};
 use rayon::prelude::*;
 
 use crate::embeddings::Embeddings;
-use crate::episode::EpisodeData;
-use crate::episode::image_name;
+use crate::episode::{EpisodeData, image_name};
 
 /// One sentence for each kind of overlap: class names, item names and equal rows. Empty if there is no overlap.
 ///

@@ -1,6 +1,6 @@
 //! Validation of a head in training: [`Validator`] measures its accuracy under every setting of the configuration. A
-//! setting is a data set with a number of classes per episode ("ways"), of labelled items per class ("shots"), and a
-//! noise level.
+//! setting is a data set with a number of classes per episode ("ways") and of labelled items per class ("shots"). The
+//! head is evaluated at all noise levels of every setting.
 //!
 //! The validation episodes are the same every time, so scores of different steps can be compared.
 
@@ -25,8 +25,8 @@ pub(super) struct Validator<'a> {
 
 /// The validation episodes of one data set with one number of ways and shots.
 struct ValidationSetting<'a> {
-    /// What distinguishes it in the names of results, such as `birds 5-way 1-shot `: of data set, ways and shots, those
-    /// that differ between the settings, each followed by a space.
+    /// The start of the names of its results, such as `birds 5-way 1-shot `: data set, ways and shots, each followed by
+    /// a space. Those that are the same in all settings are left out.
     name: String,
     data: EpisodeData<'a>,
     shape: EpisodeShape<'a>,

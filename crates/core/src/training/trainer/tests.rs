@@ -1,4 +1,4 @@
-//! Tests of the training loop with a trainee of two parameters, `Walker`, which move towards random targets.
+//! Tests of the training loop with `Walker`, a trainee whose two parameters move towards random targets.
 
 use crate::progress::Progress;
 use std::collections::BTreeMap;
@@ -12,11 +12,12 @@ use crate::training::Validation;
 /// A point of two coordinates that moves towards a random target near zero in every step.
 struct Walker {
     position: Vec<f32>,
-    /// (step, value): from this step on, the second loss term has this value.
+    /// (step, value): from this step on, the second loss term has this value. Steps count from 0 here, and from 1 in
+    /// messages.
     diverges: Option<(u64, f64)>,
     /// The step in which its GPU stops working.
     gpu_fails_in: Option<u64>,
-    /// Whether a step makes its position infinite.
+    /// Whether every step makes the second coordinate infinite.
     becomes_infinite: bool,
     validates: bool,
 }
@@ -50,7 +51,7 @@ impl Trainee for Walker {
             self.position[1] = f32::INFINITY;
         }
         match self.diverges {
-            Some((after, value)) if step >= after => Ok(vec![1.0, value]),
+            Some((first, value)) if step >= first => Ok(vec![1.0, value]),
             _ => Ok(terms),
         }
     }
@@ -122,10 +123,10 @@ fn without_times(path: &Path) -> String {
 
 #[test]
 fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
-    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (unbroken, interrupted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let outcome = train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
     assert!(outcome.finished);
-    let options = options(broken.path());
+    let options = options(interrupted.path());
     for stop in [3, 1, 9, 1, 20] {
         let mut observer = StopAfter(stop);
         let outcome = train(&mut Walker::new(), &options, Start::Resume, &mut observer).unwrap();
@@ -192,9 +193,9 @@ fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
 
 #[test]
 fn a_lost_gpu_stops_the_run_with_the_checkpoint_named_and_the_run_resumes_to_the_same_bytes() {
-    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (unbroken, interrupted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
-    let options = options(broken.path());
+    let options = options(interrupted.path());
     let mut failing = Walker { gpu_fails_in: Some(33), ..Walker::new() };
     let error = train(&mut failing, &options, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "the GPU stopped working");
@@ -282,16 +283,16 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
 
 #[test]
 fn a_checkpoint_of_an_earlier_version_without_a_checksum_is_resumed() {
-    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (unbroken, interrupted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
-    let options = options(broken.path());
+    let options = options(interrupted.path());
     train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(22)).unwrap();
     let path = Files::of(&options.output).checkpoint;
     let earlier = without_checksum(&std::fs::read(&path).unwrap());
     std::fs::write(&path, earlier).unwrap();
     train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
     let model = |folder: &Path| std::fs::read(folder.join("walk.safetensors")).unwrap();
-    assert_eq!(model(unbroken.path()), model(broken.path()));
+    assert_eq!(model(unbroken.path()), model(interrupted.path()));
 }
 
 /// All files of a folder with their bytes.
@@ -409,8 +410,8 @@ fn the_checkpoint_is_written_before_the_files_derived_from_it() {
     let whole = tempfile::tempdir().unwrap();
     train(&mut Walker::new(), &options(whole.path()), Start::Fresh, &mut ()).unwrap();
     let whole = Files::of(&options(whole.path()).output);
-    let file: [fn(&Files) -> &PathBuf; 3] = [|f| &f.model, |f| &f.metrics, |f| &f.curves];
-    for file in file {
+    let derived_files: [fn(&Files) -> &PathBuf; 3] = [|f| &f.model, |f| &f.metrics, |f| &f.curves];
+    for file in derived_files {
         let folder = tempfile::tempdir().unwrap();
         let options = options(folder.path());
         let files = Files::of(&options.output);

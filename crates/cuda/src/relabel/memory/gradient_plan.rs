@@ -3,9 +3,10 @@
 //!
 //! The gradient of a weight of a layer `y = x W` is the product `xᵀ d` of the layer's inputs x and the gradients d of
 //! its outputs, summed over all rows of a step. The rows are items, states (one per item and class) or class rows (one
-//! per class of an episode). To use more multiprocessors, the rows are split into parts: a thread block computes one
-//! part of one tile of columns, and the update adds the parts up. Gradients of other parameters (norms, edge network) are sums
-//! that the kernels of the layers write per tile (thread block), or per episode.
+//! per class of an episode). To use more multiprocessors, the rows are split into parts: a thread block computes the
+//! product over one part of the rows for 64 x 64 elements of the weight, and the update adds the parts up. Gradients of
+//! other parameters (norms, edge network) are sums that the kernels of the layers write per tile (the items and states
+//! of a thread block), or per episode.
 
 use std::ops::Range;
 
@@ -19,7 +20,8 @@ use crate::relabel::input::StepSizes;
 /// Rows and columns of the gradient of a weight that one product computes.
 const PRODUCT_TILE: usize = 64;
 
-/// One matrix product `xᵀ d`, the work of one thread block (`Product` in `kernels/relabel_optimiser.cu`).
+/// One matrix product `xᵀ d`, the work of one thread block (`Product` in `kernels/relabel_optimiser.cu`):
+/// [`PRODUCT_TILE`] x [`PRODUCT_TILE`] elements of the gradient of a weight, summed over one part of the rows.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct Product {
@@ -27,7 +29,7 @@ pub(in crate::relabel) struct Product {
     x: u64,
     /// Address of the gradients of its outputs, `[rows][d_columns]`.
     d: u64,
-    /// Address of the gradient of the weight, `[x_columns][d_columns]`.
+    /// Address of this part's sum of the gradient of the weight, `[x_columns][d_columns]`.
     out: u64,
     /// Address of the gradient of the bias, `[d_columns]`, which is the sum of `d` over the rows; 0 for none.
     bias: u64,
@@ -116,8 +118,8 @@ impl GradientPlan {
         let none = Source { kind: 0, first: 0, stride: 0, count: 0 };
         let (parameters, fields, width) = (&plan.parameters, &plan.fields, plan.config.width);
         let mut sources = vec![none; parameters.len];
-        // Parameters `start` to `start + len` are summed over the tiles, from position `partial` of each tile's partial
-        // sums.
+        // The gradients of parameters `start` to before `start + len` are summed over the tiles. In the partial sums of
+        // a tile, they start at position `partial`.
         let mut tiles = |start: i32, len: usize, partial: i32| {
             for (offset, source) in sources[start as usize..start as usize + len].iter_mut().enumerate() {
                 let first = partial as u32 + offset as u32;
@@ -224,8 +226,8 @@ impl GradientPlan {
         add(&name("mixing.out"), None, activated, of_stage(r.d_states, 2), Rows::States);
     }
 
-    /// Adds the products of one weight, one per part of the rows and tile of columns, and the sources of its parameters
-    /// and of those of its bias.
+    /// Adds the products of one weight, one per part of the rows and 64 x 64 elements, and the sources of its
+    /// parameters and of those of its bias.
     fn add_product(&mut self, weight: &Tensor, bias: Option<Range<usize>>, factors: Factors) {
         let parts = factors.rows.parts();
         // Reserves space for all parts of the gradient of these parameters, sets their sources, and returns the start.

@@ -51,7 +51,7 @@ impl Parameters {
     /// The tensor of this name.
     ///
     /// # Panics
-    /// If the network has none, as in [`Parameters::range`] and [`Parameters::start`].
+    /// If the network has no tensor of this name. [`Parameters::range`] and [`Parameters::start`] panic as well.
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.tensors.get(name).unwrap_or_else(|| panic!("the network has a tensor '{name}'"))
     }
@@ -66,7 +66,8 @@ impl Parameters {
         self.tensor(name).range.start as i32
     }
 
-    /// The start of a tensor that not all networks have; 0 if this network does not have it, where no kernel reads it.
+    /// The start of a tensor that not all networks have; 0 if this network does not have it: then no kernel uses the
+    /// position.
     pub fn optional(&self, name: &str) -> i32 {
         self.tensors.get(name).map_or(0, |tensor| tensor.range.start as i32)
     }
@@ -241,6 +242,7 @@ impl NetworkPlan {
             queries_weight: config.queries_weight as f32,
             attention_scale: (head_width as f64).sqrt().recip() as f32,
             dropout_scale: (1.0 / (1.0 - dropout)) as f32,
+            // Random numbers of 31 bits below it drop.
             dropout_threshold: (dropout * (1u64 << 31) as f64) as u32,
             ..DeviceRelabel::zeroed()
         }
@@ -274,6 +276,7 @@ impl NetworkPlan {
         fields.log_scale = parameters.start("log_scale");
         let width = config.width as i32;
         fields.partial_layer = Self::edges_len(config) as i32;
+        // Scale and shift of two norms.
         fields.partial_layer_len = 4 * width;
         fields.partial_out_norm = fields.partial_layer + config.layers as i32 * fields.partial_layer_len;
         fields.partial_view_norm = fields.partial_out_norm + 2 * width;

@@ -14,8 +14,8 @@ fn ten_steps_are_those_of_the_cpu() {
     let view = ItemView { dim: 12, width: 6, dropout: 0.2, target: ViewTarget::States };
     let network = Relabel::new(Config { width: 16, heads: 2, hidden: 16, item_view: Some(view), ..small() });
     // AdamW divides by the root of the mean square gradient plus epsilon. With the usual epsilon, the first updates are
-    // the signs of the gradients, so a rounding error in a gradient near 0 changes them fully. With an epsilon far above
-    // the gradients, updates are proportional to gradients.
+    // the signs of the gradients, so a rounding error in a gradient near 0 changes them fully. With an epsilon far
+    // above the gradients, updates are proportional to gradients.
     let adamw = AdamWConfig { epsilon: 0.01, ..AdamWConfig::default() };
     let start = parameters(&network, 4);
     let (mut expected, mut losses) = (start.clone(), Vec::new());

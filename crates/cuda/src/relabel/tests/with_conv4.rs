@@ -50,11 +50,12 @@ impl Models {
         Self::with(Config { centred: true, ..small() })
     }
 
-    /// A head with an item view that is centred on the mean of all features.
+    /// A head that centres items and queries on the mean of all features ([`Config::training_centre`]).
     fn with_training_centre() -> Self {
         Self::with(Config { training_centre: Some(SHAPE.features()), ..small() })
     }
 
+    /// A head of this configuration with one layer and an item view.
     fn with(config: Config) -> Self {
         let view = ItemView { dropout: 0.2, width: 6, ..ItemView::new(SHAPE.features()) };
         let network = Relabel::new(Config { layers: 1, item_view: Some(view), ..config });

@@ -3,9 +3,12 @@
 //! [`BatchNormTangent`].
 //!
 //! The positions of the maxima and the activity of the ReLUs are constant under the tangent, because a small change of
-//! the parameters does not change them. y is an output of the convolution, g the gradient after pooling and ReLU
-//! (called dy in `conv4::batch_norm` and in the names of factors, and `d_pooled` in the fields below); a dot marks a
-//! tangent. `d_x` is the gradient of the loss with respect to x.
+//! the parameters does not change them. Channels with a negative gamma are computed with negated weights, as in
+//! [`BatchNorm`], hence `abs` and `sign`.
+//!
+//! In formulas, y is an output of the convolution, g the gradient of a normalised maximum, 0 where the ReLU is
+//! inactive, and a dot marks a tangent. In code, g is `gradient` or `d_pooled`, and `dy` in the names of factors, as in
+//! `conv4::batch_norm`; `tangent_` marks a tangent.
 
 use pulp::{Simd, WithSimd};
 
@@ -68,7 +71,7 @@ impl BatchNormTangent {
         backward: &BatchNormBackward,
         parameters: &[f32],
         sums: &[[f64; WIDTH]; 2],
-        tangent_gradient: &mut [f32],
+        tangent_parameter_gradient: &mut [f32],
     ) -> BatchNormBackward {
         // Only the three coefficients are replaced; nothing reads the sums and products of a tangent.
         let mut tangent = backward.clone();
@@ -76,15 +79,14 @@ impl BatchNormTangent {
             // The sum of g, and that of g times the normalised output.
             let (sum, product) = (backward.sums[c], backward.products[c]);
             let (inverse, tangent_inverse) = (norm.inverse_std[c], self.inverse_std[c]);
-            // `product` is `inverse * (sum of g y - mean * sum of g)`, so `product / inverse` is the bracket. This is
-            // the product rule.
+            // `product` is `inverse * (sum of g y - mean * sum of g)`, so `product / inverse` is the sum in brackets.
+            // `tangent_product` follows by the product rule.
             let tangent_product = tangent_inverse * product / inverse
                 + inverse * (sums[1][c] - self.mean[c] * sum - norm.mean[c] * sums[0][c]);
-            tangent_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
-            tangent_gradient[block.beta.start + c] += sums[0][c] as f32;
+            tangent_parameter_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
+            tangent_parameter_gradient[block.beta.start + c] += sums[0][c] as f32;
             let gamma = f64::from(parameters[block.gamma.start + c].abs());
-            // The product rule on the coefficients of `BatchNormBackward::new`; `y_factor` is that of `backward` again,
-            // in f64.
+            // The product rule on the coefficients of `BatchNormBackward::new`. `y_factor` is recomputed here in f64.
             let (scale, tangent_scale) = (gamma * inverse, f64::from(self.scale.0[c]));
             let y_factor = -scale * inverse * product / norm.count;
             let tangent_y_factor = -(tangent_scale * inverse * product
@@ -101,7 +103,7 @@ impl BatchNormTangent {
     }
 }
 
-/// The Winograd output transform of the tangents of the products at the points (`points`). Stores the tangents ẏ, and
+/// The Winograd output transform of the tangents of the Winograd products (`points`). Stores the tangents ẏ, and
 /// their values at the maxima of the windows; returns the sums of ẏ and y ẏ.
 pub(super) struct OutputTransform<'a> {
     pub block: TileBlock,
@@ -165,14 +167,17 @@ impl WithSimd for OutputTransform<'_> {
     }
 }
 
-/// The tangent of batch norm and ReLU at the maxima, written into the planes of the next block (`to`).
+/// The tangent of batch norm and ReLU at the maxima, written to `to`, the tangent of the next block's input.
 pub(super) struct NormaliseRelu<'a> {
     pub norm: &'a BatchNorm,
     pub tangent_norm: &'a BatchNormTangent,
     /// The plane of the next block's input.
     pub plane: Plane,
+    /// y at the maxima of the windows, `[images, side, side]` with the side of `plane`.
     pub maxima: &'a [Pixel],
+    /// ẏ at the maxima of y, in the same shape.
     pub tangent_maxima: &'a [Pixel],
+    /// One plane per image.
     pub to: &'a mut [Pixel],
 }
 
@@ -199,16 +204,19 @@ impl WithSimd for NormaliseRelu<'_> {
     }
 }
 
-/// The backward pass of the ReLU, for one image: sets the tangent of its gradient to 0 where the ReLU is inactive;
-/// returns the sums of ġ and of (g y)˙.
+/// The tangent of the backward pass of the ReLU, for one image: sets the tangent of the gradient to 0 where the ReLU is
+/// inactive, which turns it into ġ; returns the sums of ġ and of (g y)˙.
 pub(super) struct ReluBackward<'a> {
     pub norm: &'a BatchNorm,
+    /// The plane of the gradients.
     pub plane: Plane,
+    /// y at the maxima of the windows, `[side, side]` with the side of `plane`.
     pub maxima: &'a [Pixel],
+    /// ẏ at the maxima of y, in the same shape.
     pub tangent_maxima: &'a [Pixel],
     /// g, already 0 where the ReLU is inactive.
     pub gradient: &'a [Pixel],
-    /// ġ, in the same plane.
+    /// The tangent of the gradient of the ReLU's output, in the same plane; becomes ġ.
     pub tangent_gradient: &'a mut [Pixel],
 }
 
@@ -226,10 +234,10 @@ impl WithSimd for ReluBackward<'_> {
                 let pixel = self.plane.index_of(index / side, index % side);
                 let (y, tangent) = (y.get::<S>(v), tangent.get::<S>(v));
                 let active = simd.greater_than_f32s(multiply_add(simd, scale, y, shift), zero);
-                let d = simd.select_f32s(active, self.tangent_gradient[pixel].get::<S>(v), zero);
-                self.tangent_gradient[pixel].set::<S>(v, d);
-                sum = simd.add_f32s(sum, d);
-                products = multiply_add(simd, d, y, products);
+                let tangent_g = simd.select_f32s(active, self.tangent_gradient[pixel].get::<S>(v), zero);
+                self.tangent_gradient[pixel].set::<S>(v, tangent_g);
+                sum = simd.add_f32s(sum, tangent_g);
+                products = multiply_add(simd, tangent_g, y, products);
                 products = multiply_add(simd, self.gradient[pixel].get::<S>(v), tangent, products);
             }
             total.set::<S>(v, sum);
@@ -245,10 +253,15 @@ pub(super) struct OutputTransformBackward<'a> {
     pub block: TileBlock,
     pub norm_backward: &'a BatchNormBackward,
     pub tangent_norm_backward: &'a BatchNormBackward,
+    /// y, `[images, side, side]`.
     pub outputs: &'a [Pixel],
+    /// ẏ, `[images, side, side]`.
     pub tangent_outputs: &'a [Pixel],
+    /// The plane of the pooled gradients.
     pub pooled: Plane,
+    /// g, in that plane.
     pub d_pooled: &'a [Pixel],
+    /// ġ, in the same plane.
     pub tangent_d_pooled: &'a [Pixel],
     pub points: &'a mut TilePoints,
 }
@@ -269,6 +282,8 @@ impl WithSimd for OutputTransformBackward<'_> {
             for slot in 0..count {
                 let tile = plane.tile(first + slot);
                 let start = (tile.image * side + tile.row) * side + tile.column;
+                // d is the tangent of the gradient of y: first the terms of all outputs, then (dy_factor g)˙ at the
+                // maxima.
                 let mut y = [[simd.splat_f32s(0.0); TILE]; TILE];
                 let mut d = [[simd.splat_f32s(0.0); TILE]; TILE];
                 for r in 0..TILE {
@@ -287,19 +302,19 @@ impl WithSimd for OutputTransformBackward<'_> {
                     for c in 0..2 {
                         if row + r < pooled.side && column + c < pooled.side {
                             let pixel = tile.image * pooled.len() + pooled.index_of(row + r, column + c);
-                            let of_dy = simd.mul_f32s(self.d_pooled[pixel].get::<S>(v), tangent_dy_factor);
-                            let tangent_dy = self.tangent_d_pooled[pixel].get::<S>(v);
-                            let mut dy = multiply_add(simd, tangent_dy, dy_factor, of_dy);
+                            let of_g = simd.mul_f32s(self.d_pooled[pixel].get::<S>(v), tangent_dy_factor);
+                            let tangent_g = self.tangent_d_pooled[pixel].get::<S>(v);
+                            let mut at_maximum = multiply_add(simd, tangent_g, dy_factor, of_g);
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
                             let max = isa::max(simd, upper, lower);
-                            // dy goes to the first of several equal maxima of the window.
+                            // Of several equal maxima of the window, the first gets the gradient.
                             for k in 0..4 {
                                 let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
                                 let here = simd.equal_f32s(y[i][j], max);
-                                let sum = simd.add_f32s(d[i][j], dy);
+                                let sum = simd.add_f32s(d[i][j], at_maximum);
                                 d[i][j] = simd.select_f32s(here, sum, d[i][j]);
-                                dy = simd.select_f32s(here, simd.splat_f32s(0.0), dy);
+                                at_maximum = simd.select_f32s(here, simd.splat_f32s(0.0), at_maximum);
                             }
                         }
                     }

@@ -13,8 +13,10 @@
 //! is never stored here either: its input is constant, so the second moments of its patches also yield the tangents.
 //!
 //! Names begin with `tangent_` where the tangent and the value itself occur together; in formulas a tangent has a dot.
-//! x is the input of a block, W its filters, y its output before the norm, g the gradient after pooling and ReLU (dy in
-//! `conv4::batch_norm` and in the names of factors). `d_x` is the gradient of the loss with respect to x.
+//! x is the input of a block, W its filters, and y the output of its convolution before the norm. g is the gradient of
+//! the loss with respect to the normalised maxima, 0 where the ReLU is inactive (dy in `conv4::batch_norm` and in the
+//! names of factors). `d_x` is the gradient of the loss with respect to x. As in `conv4::training`, `block` counts from
+//! 0 and `index` is `block - 1`, the position of block 2, 3 or 4 in an array.
 
 mod batch_norm;
 
@@ -30,10 +32,11 @@ use super::{BLOCKS, TAPS, WIDTH};
 use crate::isa;
 use batch_norm::BatchNormTangent;
 
-/// The tangents of an undivided [`TrainingPass`]. Owns its memory, which is reused.
+/// The tangents of a [`TrainingPass`] that has a single part ([`TrainingPass::undivided`]). Owns its memory, which is
+/// reused.
 pub struct TangentPass {
-    /// This and the fields below without a comment: tangents of the fields of the same names in [`TrainingPass`] and
-    /// its single part.
+    // All fields but `d_plane` and `scratch` are the tangents of the fields of the same names in `TrainingPass` and in
+    // its part.
     inputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
     outputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
     maxima: [Vec<Pixel>; WINOGRAD_BLOCKS],
@@ -55,8 +58,9 @@ struct TangentScratch {
     tangent_inputs: TilePoints,
     outputs: TilePoints,
     tangent_outputs: TilePoints,
-    /// The tangents of the gradient of a block's filters, at the points and by tap.
+    /// The tangents of the gradient of a block's filters, at the Winograd points.
     d_filters: Filters,
+    /// The same by tap, after the backward pass of the filters' transform.
     d_taps: Taps,
 }
 
@@ -64,7 +68,7 @@ impl TangentPass {
     /// Memory for the tangents of passes of the same shape and number of images.
     ///
     /// # Panics
-    /// If the pass is split into several parts.
+    /// If the pass is split into several parts, as those of [`TrainingPass::new`] usually are.
     pub fn new(pass: &TrainingPass) -> Self {
         assert_eq!(pass.parts.len(), 1, "an undivided pass");
         let (images, shape) = (pass.images, pass.shape);
@@ -194,7 +198,7 @@ impl TangentPass {
         }
     }
 
-    /// The tangents of batch norm and ReLU of the previous block, into the input of this one.
+    /// Writes the tangents of batch norm and ReLU of the previous block to `inputs`, the tangent of this block's input.
     fn normalise(&mut self, pass: &TrainingPass, block: usize) {
         let previous = block - 2;
         isa::run(batch_norm::NormaliseRelu {
@@ -390,6 +394,7 @@ impl TangentPass {
                     + of_channel(&backward.dy_factor) * of_channel(&tangent_dy_patches[value])
                     + of_channel(&tangent_backward.y_factor) * dot(&weights, row)
                     + of_channel(&backward.y_factor) * dot(&tangent, row)
+                    // The column of the constant 1 has the sum of the patch values.
                     + of_channel(&tangent_backward.constant) * row[values];
                 // `value` is `tap * channels + channel`; the weights are `[64, channels, taps]`.
                 let index = block.weight.start + c * values + value % channels * TAPS + value / channels;
@@ -398,8 +403,7 @@ impl TangentPass {
         }
     }
 
-    /// The tangent of the gradient at the first block's maxima, times their patches (`[tap, input channel, 64]`), and
-    /// its sum over pixels.
+    /// Two sums over the maxima of the first block: of ġ times their patches, `[tap, input channel, 64]`, and of ġ.
     fn first_block_gradient(&self, pass: &TrainingPass) -> (Vec<Pixel>, [f64; WIDTH]) {
         let (plane, padded, part) = (pass.plane(1), first_block::padded_len(pass.shape), &pass.parts[0]);
         let windows = plane.side.pow(2);
@@ -423,19 +427,20 @@ impl TangentPass {
     }
 }
 
-/// Adds two sums over pixels.
+/// Adds the two sums of some pixels, one number per channel, to those of all pixels.
 fn add(sums: &mut [[f64; WIDTH]; 2], values: &[Pixel; 2]) {
     for (sums, pixel) in sums.iter_mut().zip(values) {
         sums.iter_mut().zip(&pixel.0).for_each(|(sum, value)| *sum += f64::from(*value));
     }
 }
 
-/// One output channel of the first block's taps.
+/// The weights of one output channel of the first block, `[tap, input channel]`.
 fn channel(taps: &[Pixel], c: usize) -> Vec<f64> {
     taps.iter().map(|tap| f64::from(tap.0[c])).collect()
 }
 
-/// Weights times a row of moments, which also has the constant 1 and padding.
+/// The inner product of weights and a row of moments. The row is longer: its entries of the constant 1 and of padding
+/// are left out.
 fn dot(weights: &[f64], row: &[f64; PATCH_VALUES]) -> f64 {
     weights.iter().zip(row).map(|(w, m)| w * m).sum()
 }

@@ -13,7 +13,7 @@ use crate::embedder::Embedder;
 use crate::source::{Collection, SourceOptions};
 use crate::split::Split;
 
-/// The emulated device.
+/// The emulated device, with products rounded to f32 instead of to TF32 as on a GPU.
 fn device() -> Device {
     Device::emulated(true)
 }
@@ -39,6 +39,7 @@ fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes()
             Dataset::load(&drawings(), &configuration.preprocessing(), configuration.pictures.augment, &());
         Datasets::new(train.unwrap(), None)
     };
+    // With 0 bytes, the images do not fit and are streamed.
     let on_gpu = |most_bytes| {
         BackboneTrainee::on_gpu_with(configuration.clone(), datasets(), &device(), most_bytes).unwrap()
     };
@@ -68,7 +69,7 @@ fn striped_images() -> tempfile::TempDir {
 }
 
 #[test]
-fn negmargin_has_the_batches_of_the_cpu_and_continues_checkpoints_of_both_devices() {
+fn negmargin_draws_the_same_batches_as_the_cpu_and_resumes_checkpoints_from_either_device() {
     let mut configuration = NegMarginConfiguration::drawings();
     configuration.pictures.size = 16;
     configuration.pictures.augment = true;
@@ -85,6 +86,7 @@ fn negmargin_has_the_batches_of_the_cpu_and_continues_checkpoints_of_both_device
         Datasets::new(load(true), Some(load(false)))
     };
     let on_cpu = || NegMarginTrainee::new(configuration.clone(), datasets()).unwrap();
+    // With 0 bytes, the images do not fit and are streamed.
     let on_gpu = |most_bytes| {
         NegMarginTrainee::on_gpu_with(configuration.clone(), datasets(), &device(), most_bytes).unwrap()
     };

@@ -138,7 +138,7 @@ impl JointConfiguration {
     pub fn check(&self) -> Result<()> {
         let JointConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         let JointEpisodeSettings { images_per_step, ways, shots, queries, noise } = &self.episodes;
-        check_noise(&flatten_noise(noise))?;
+        check_noise("episodes.noise", &flatten_noise(noise))?;
         require("episodes.shots", "empty", !shots.is_empty(), "at least one number")?;
         require("episodes.queries", *queries, *queries > 0, "1 or more")?;
         let most = shots.iter().map(|shots| ways.saturating_mul(shots.saturating_add(*queries))).max();

@@ -72,7 +72,8 @@ pub(super) fn session(
     };
     // One step for each number of shots, for which memory is reserved below, so that too large episodes are refused
     // before the run starts.
-    let largest: Vec<JointStep> = episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
+    let empty_steps: Vec<JointStep> =
+        episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
     let session: BoxedSession = match head.gpu_head().expect("a joint head can be trained on a GPU") {
         GpuHead::Relabel(network) => {
             let optimiser_options = OptimiserOptions { adamw, clip: optimiser.clip };
@@ -80,7 +81,7 @@ pub(super) fn session(
             let head =
                 RelabelTraining::joint(device, network, optimiser_options, head_parameters, rows, dim)?;
             let mut training = JointTraining::new(device, options, backbone_parameters, head, images)?;
-            training.reserve(&largest)?;
+            training.reserve(&empty_steps)?;
             Box::new(GpuJointSession { training, common })
         }
         GpuHead::Tranfs(network) => {
@@ -92,7 +93,7 @@ pub(super) fn session(
             let head_options = TranfsOptions { optimiser: adamw, clip: optimiser.clip, limits };
             let head = TranfsTraining::joint(device, network, head_options, head_parameters, options.images)?;
             let mut training = JointTraining::new(device, options, backbone_parameters, head, images)?;
-            training.reserve(&largest)?;
+            training.reserve(&empty_steps)?;
             Box::new(GpuJointSession { training, common })
         }
     };
