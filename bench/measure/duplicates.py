@@ -6,7 +6,8 @@
 Every argument is NAME=FOLDER, a folder of class folders of JPEG files. What is counted in each of these collections:
 
   1. False pairs. Up to --per-class photos per class are audited as they are. These collections have no known copies, so
-     every reported pair is a false one, unless two photos show the same scene.
+     every reported pair is a false one, unless two photos show the same scene. Photos that are reported as poor are
+     counted too.
   2. Copies that are found. --copies photos get a copy of each kind, half of them in their own class and half in another
      one. The pairs are found by the images, and by the embeddings of the images alone.
   3. Poor images that are found. Copies that were blurred, darkened, reduced to 24 pixels or truncated, and blank images,
@@ -199,6 +200,7 @@ def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection(Path(folder), photos, trueshot)
         benchlib.progress(f"{name}: {len(photos)} photos")
+        # In all figures, "images" is what is found by the images, and "rows" what is found by the embeddings alone.
         clean = collection.audit(collection.base)
         false_pairs = {"images": pairs_of(clean["duplicates"]), "rows": pairs_of(collection.audit_rows()["duplicates"])}
         false_problems = [kind for problem in clean["image_problems"] for kind in problem["kinds"]]
@@ -245,8 +247,8 @@ def page(result: dict) -> str:
     names = [data["name"] for data in sets]
     photos = ", ".join(f"{data['photos']} of {data['name']}" for data in sets)
 
-    def rows(key: str) -> list[list[str]]:
-        """A row per kind of copy: the shares that are found by the images or by the rows (`key`)."""
+    def shares_found(key: str) -> list[list[str]]:
+        """A line of the table per kind of copy: the shares that are found by `key`, "images" or "rows" (embeddings)."""
         return [[description, *(percent(data["found"][kind][key], data["found"][kind]["copies"]) for data in sets)]
                 for kind, description in COPIES.items()]
 
@@ -274,14 +276,14 @@ The thresholds were chosen on other classes of the same data sets, and on drawin
 
 ## Copies that are found
 
-{benchlib.table(["copy", *names], rows("images"))}
+{benchlib.table(["copy", *names], shares_found("images"))}
 
 Copies in another class are reported as label conflicts: {conflicts} of all kinds together.
 
 If only the embeddings are known, because they were read from a file, fewer copies are found: photos of one class
 are often as similar to each other as a photo and its copy.
 
-{benchlib.table(["copy", *names], rows("rows"))}
+{benchlib.table(["copy", *names], shares_found("rows"))}
 
 ## Pairs reported in collections without copies
 

@@ -4,8 +4,9 @@
     python bench/measure/heads.py --features DIR --models DIR --out docs/results/heads.md
 
 The folder of features holds these embeddings (.safetensors):
-  mini-test, out-test                    made by `trueshot embed` with the reference Conv4
-  effnet-cifarfs-test, effnet-cub-test   made by bench/peers/onnxruntime_features.py
+  mini-test                              test classes of miniImageNet, made by `trueshot embed` with the reference Conv4
+  out-test                               images of other classes for outlier noise on miniImageNet, made like mini-test
+  effnet-cifarfs-test, effnet-cub-test   test classes of CIFAR-FS and CUB, made by bench/peers/onnxruntime_features.py
 
 The folder of models holds these models (.safetensors); those that are missing are left out:
   t2-sym, t2-paired, t2-out   TraNFS with two layers, trained for symmetric, paired and outlier noise
@@ -127,6 +128,7 @@ def miniimagenet(runs: Runs, features: Path, models: Path) -> list[str]:
                                   for method in setting["methods"])]
         for setting in main if setting["level"] > 0
     ]
+    # Without the TraNFS models; with Relabel for one backbone if there is a model.
     few = ["oracle", "protonet", *(files[stem] for stem in ("r-one",) if stem in files), "relabel"]
     three = runs.evaluate(test, few, "--shots", "3", "--noise", "symmetric=33")
     ten = runs.evaluate(test, few, "--shots", "10", "--noise", "symmetric=0,40,60", "--noise", "paired=40",

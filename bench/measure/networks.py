@@ -69,11 +69,14 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
 
 
 def rates(chosen: list[Program], middle: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """GFLOP/s of the programs `trueshot` and `trueshot_avx2` by workload, at their median milliseconds `middle`."""
+    """GFLOP/s of the programs `trueshot` and `trueshot_avx2` by workload, at their median milliseconds `middle`.
+
+    One of the workloads is `peak`, the multiply-add rate of the machine.
+    """
     result = {}
     for program in chosen:
         if program.name.startswith("trueshot"):
-            # One more run gives the number of operations: its rate times its milliseconds.
+            # The rounds keep times only, so one more run gives the number of operations: its rate times its milliseconds.
             lines = {name: line for name, line in program.run().items() if "gflops" in line}
             result[program.name] = {
                 name: line["gflops"] * line["ms"] / middle[program.name][name] for name, line in lines.items()
@@ -105,7 +108,7 @@ def page(result: dict) -> str:
         ])
     head = ["workload", "trueshot ms", "PyTorch ms", "ratio", "compiled ms", "ratio", "AVX2 ms", "ratio", "of the peak"]
     note = f"{result['note']}\n\n" if result.get("note") else ""
-    options = f"--rounds {result['rounds']} --seconds {result['seconds']:g}"
+    options = f"--rounds {result['rounds']} --seconds {result['seconds']:g} --threads {result['threads']}"
     if "torch_compile" not in rounds:
         options += " --no-compile"
     return benchlib.wrapped(f"""# Networks against PyTorch

@@ -233,7 +233,9 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     # The candidates: the given class first, then those with the best scores.
     ranks = ridges[1] + ridges[2] + 4 * cosines
     candidates = (ranks + 1e6 * is_given).topk(min(CANDIDATES, classes), 1).indices
-    # The model of the scores is fitted to the best classes, whether or not the given class is among them.
+    # The model of the scores is fitted to the best CANDIDATES - 1 classes, chosen as if the given class were unknown. That
+    # class comes first in any case, so there is one candidate too many: the last one if the given class is better, else the
+    # given class. If all classes are candidates, the model is fitted to all of them.
     ranks = torch.gather(ranks, 1, candidates)
     fitted = torch.ones_like(ranks, dtype=torch.bool)
     if classes > CANDIDATES:

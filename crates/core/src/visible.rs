@@ -70,8 +70,8 @@ pub fn shortened(text: &str, max_columns: usize) -> String {
 }
 
 /// The name of an item (a path with `/`) shortened to at most `max_columns` columns, with an ellipsis in the middle of
-/// its file name. The folders in front of the file name are never shortened, and the file name keeps at least
-/// [`MIN_FILE_NAME`] columns, so the result may be wider.
+/// its file name. The folders in front of the file name are never shortened, and the file name keeps at least nine
+/// columns, so the result may be wider.
 pub fn shortened_item(item: &str, max_columns: usize) -> String {
     let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
     let available = max_columns.saturating_sub(display_width(folders)).max(MIN_FILE_NAME);

@@ -61,7 +61,8 @@ enum Values {
 }
 
 impl Values {
-    /// Decodes features. Large ones are decoded on several threads, so this must run on a pool of this process.
+    /// Decodes features. Large ones are decoded on several threads, so this must run inside [`run_on_pool`]: rayon's
+    /// global pool may come from the process that this one was forked from, and then has no threads.
     fn of(features: &Features) -> Self {
         let all = 0..features.rows();
         match features.precision() {

@@ -61,7 +61,7 @@ impl BodyMemory {
 }
 
 impl MemoryReservation {
-    /// Reserves more memory, and waits until it is free.
+    /// Reserves `bytes` more bytes, and waits until they are free.
     pub async fn grow(&mut self, bytes: usize) {
         let used = self.used + bytes;
         // A request that has the reserve needs shared memory only for what exceeds it.
@@ -98,7 +98,8 @@ impl MemoryReservation {
         self.shared_permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
-    /// Replaces the memory of the request by that of a response of `bytes` bytes.
+    /// Replaces the memory of the request by that of a response of `bytes` bytes in total. A request that has the
+    /// reserve keeps all of it, however short the response.
     pub async fn resize(&mut self, bytes: usize) {
         if bytes > self.used {
             return self.grow(bytes - self.used).await;

@@ -1,9 +1,10 @@
 //! The OpenAPI 3.1 description of the API. Start with [`document`], which `/openapi.json` serves. The doc comments of
 //! the types here and of the handlers in `routes` are the texts of the description.
 //!
-//! Request bodies in JSON are parsed by the types of `json_rows`; [`SupportBody`] and [`QueriesBody`] only describe them,
-//! and a test compares their fields. Responses that have no deserializable type of their own are described
-//! by the types here too; the test in `routes/audits.rs` deserializes a reply into [`AuditBody`].
+//! Request bodies in JSON are parsed by the types of `json_rows`; [`SupportBody`] and [`QueriesBody`] only describe
+//! them, and a test compares their fields. The response to an audit is serialized from types of `core`, which have no
+//! schema; [`AuditBody`] and the types of its fields describe it. A test in `routes/audits.rs` deserializes a response
+//! into [`AuditBody`], which refuses fields that it does not have.
 
 use std::borrow::Cow;
 
@@ -27,7 +28,7 @@ use crate::shared_responses::SharedResponses;
 #[serde(deny_unknown_fields)]
 #[schema(as = Support)]
 #[allow(dead_code)]
-// The attributes `max_items` and `max_length` take literals only: they are MAX_ITEMS and MAX_NAME_BYTES.
+// The attributes `max_items` and `max_length` take literals only: 20000 is MAX_ITEMS, and 512 is MAX_NAME_BYTES.
 pub struct SupportBody {
     /// One row of numbers (an embedding) per item, all of the same length.
     #[schema(schema_with = support_rows_schema, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]

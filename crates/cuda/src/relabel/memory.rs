@@ -36,7 +36,8 @@ pub(super) use network_plan::{NetworkPlan, Positions};
 const PAIR_FEATURES: usize = 6;
 /// Input features of a state: four of the given labels, and three statistics of each of the five relations.
 const STATE_FEATURES: usize = 19;
-/// Outputs of a state: the logit of its class, the logarithm of its multiplier, and its vote for "none of the classes".
+/// Outputs of a state: the logit of its class, the logarithm of a multiplier (of the item's weight in the prototype of
+/// the class), and its vote for "none of the classes".
 const OUTPUTS: usize = 3;
 
 /// `PackedLayer` in `kernels/relabel.cuh`: where the weights of a layer start in the packed weights (copies in the
@@ -191,13 +192,14 @@ pub(super) struct DeviceRelabel {
     partials: u64,
 }
 
-/// What a run keeps on the device between steps (`State` in `kernels/relabel.cuh`).
+/// What a run keeps on the device between steps (`State` in `kernels/relabel.cuh`): its progress, not the states of
+/// items and classes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct State {
     /// Finished steps.
     pub step: u32,
-    /// Updates of the optimiser so far.
+    /// Updates of the optimiser so far, fewer than the steps if losses were not finite.
     pub updates: u32,
     /// Thread blocks of the current update that have finished; the last one ends the step.
     pub finished_blocks: u64,
@@ -211,9 +213,10 @@ pub(super) struct StepMemory {
     pub sizes: StepSizes,
     /// The argument of the kernels.
     pub relabel: DeviceRelabel,
-    /// The inputs of the steps, `[slot][slot_len]` in words of 32 bits.
+    /// The inputs of the steps, `[slot][slot_len]` in words of 32 bits: one slot per step, reused in turn.
     pub slots: Buffer<u32>,
-    /// The matrix products that are the gradients of the weights.
+    /// The matrix products that are the gradients of the weights (`products` of the kernels' argument and of
+    /// [`StepSizes`] are others: inner products of items and queries).
     pub products: Buffer<Product>,
     /// The results of `products`.
     pub product_sums: Buffer<f32>,
@@ -242,8 +245,8 @@ impl StepMemory {
         self.relabel.gram_len.max(4 * self.sizes.largest_items as i32)
     }
 
-    /// Memory for `slots` inputs, and for one step of up to `sizes`. `limit`: bytes of shared memory that a thread
-    /// block may use.
+    /// Memory for the inputs of `slot_count` steps, and for one step at a time, of up to `sizes`. `limit`: bytes of
+    /// shared memory that a thread block may use.
     ///
     /// # Errors
     /// [`TooLarge`](crate::Error::TooLarge) if a tile does not fit into shared memory,
@@ -253,7 +256,7 @@ impl StepMemory {
         plan: &NetworkPlan,
         sizes: StepSizes,
         persistent: PersistentAddresses,
-        slots: usize,
+        slot_count: usize,
         limit: usize,
     ) -> Result<Self> {
         let mut relabel = plan.fields;
@@ -267,7 +270,7 @@ impl StepMemory {
         relabel.gram_len = if 4 * gram_len <= limit { gram_len as i32 } else { 0 };
         relabel.scratch_len =
             if 4 * sizes.largest_scratch <= limit { sizes.largest_scratch as i32 } else { 0 };
-        let slots = device.zeros::<u32>(slots * relabel.layout.slot_len as usize)?;
+        let slots = device.zeros::<u32>(slot_count * relabel.layout.slot_len as usize)?;
         relabel.slots = slots.address();
         relabel.state = persistent.state;
         relabel.parameters = persistent.parameters;
@@ -328,10 +331,12 @@ impl StepMemory {
         for buffer in [&mut r.states, &mut r.normed, &mut r.d_states] {
             *buffer = floats((2 * layers + 1) * states * width)?;
         }
-        // Activations of the layers: per item, per state and per class row.
+        // Activations of the layers and their gradients: per item, per state and per class row. Two vectors of the item
+        // side by side are the input of queries and keys (`pooled`) and of mixing (`pools`).
         for buffer in [&mut r.pooled, &mut r.pools] {
             *buffer = floats(layers * items * 2 * width)?;
         }
+        // `argmax` holds class numbers, which are as long as floats.
         for buffer in [&mut r.queries, &mut r.keys, &mut r.d_queries, &mut r.d_keys, &mut r.argmax] {
             *buffer = floats(layers * items * width)?;
         }
@@ -345,13 +350,14 @@ impl StepMemory {
         r.d_of_items = floats(layers * items * hidden)?;
         r.d_of_classes = floats(layers * class_rows * hidden)?;
         r.class_sums = floats(tiles * class_sums)?;
+        // Gradients of one layer at a time, and activations and gradient of the input layer.
         for buffer in
             [&mut r.d_normed, &mut r.d_attended, &mut r.start_slopes, &mut r.start_activated, &mut r.d_start]
         {
             *buffer = floats(states * width)?;
         }
         if let Some(view) = &plan.config.item_view {
-            // Matrix products read whole groups of 16 rows, so also rows after the last item of the last tile.
+            // Matrix products read whole groups of 16 rows, so also up to 15 rows after the last item of the last tile.
             r.view_rows = floats((items + 32) * r.view_pitch as usize)?;
             for buffer in [&mut r.projected, &mut r.view, &mut r.d_projected] {
                 *buffer = floats(items * view.width)?;

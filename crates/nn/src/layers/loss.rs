@@ -104,7 +104,8 @@ pub fn prototype_logits<T: Real>(queries: &[&[T]], prototypes: &[T], logits: &mu
     let Some(dim) = queries.first().map(|query| query.len()) else { return };
     let prototypes: Vec<&[T]> = prototypes.chunks_exact(dim).collect();
     assert_eq!(logits.len(), queries.len() * prototypes.len(), "one logit per query and prototype");
-    // The queries are scattered over memory. They are the left rows, because `products` prefetches left rows.
+    // The queries are scattered over memory. They are the left rows, because `products` prefetches left rows. The
+    // result has one row per right row: `[C, Q]`.
     let mut products = vec![T::ZERO; logits.len()];
     T::products(queries, &prototypes, &mut products);
     let pairs = prototypes.iter().zip(products.chunks_exact(queries.len()));
@@ -152,8 +153,9 @@ kernel! {
     }
 }
 
-/// Mean cross-entropy of queries under [`prototype_logits`]; adds to the gradient of the prototypes. `logits`
-/// is scratch memory for `[Q, C]` numbers, resized as needed; twice the gradient of the logits is left in it.
+/// Mean cross-entropy of queries, whose true classes are `classes`, under [`prototype_logits`]; adds to the gradient of
+/// the prototypes. `logits` is scratch memory for `[Q, C]` numbers, resized as needed; twice the gradient of the logits
+/// is left in it.
 ///
 /// # Panics
 /// If the shapes disagree or a class has no prototype.

@@ -8,9 +8,13 @@
 //!
 //! `A = softmax over j of (q_i . k_j / sqrt(W / H) + e_ij)`
 //!
-//! with e the logits of the edge network. The attended value of state (i, c) is `sum over j of A_ij v_jc`, and its
-//! projection is added to the state. The values of a head are gathered for all classes first, so that this is one
-//! matrix product, `[M, M]` times `[M, C W / H]`. `d_x` is the gradient of the loss with respect to x.
+//! with e the logits of the edge network (`edge_network`), which turns features of the pair (i, j), such as whether the
+//! labels are the same, into one number per layer and head. They are computed before the first layer. `pairs` is the
+//! number of pairs of all episodes: M² of each, row i before row i + 1.
+//!
+//! The attended value of state (i, c) is `sum over j of A_ij v_jc`, and its projection is added to the state. The
+//! values of a head are gathered for all classes first, so that this is one matrix product, `[M, M]` times
+//! `[M, C W / H]`. `d_x` is the gradient of the loss with respect to x.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_row};

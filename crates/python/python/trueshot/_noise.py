@@ -119,7 +119,8 @@ class _LabelFunction:
     classes, the number of the episode, and a seed.
 
     The user's function returns the given labels, or a tuple of two: the given labels, and for each item the row of the
-    outlier that replaces it (-1: none). A call returns the given labels, and pairs (item, row of its outlier).
+    outlier that replaces it (-1: none). These are rows of the argument ``outliers`` of :func:`evaluate`, or of the data
+    without it. A call returns the given labels, and pairs (item, row of its outlier).
     """
 
     def __init__(self, name: str, function: Callable[..., Any], labels: Labels) -> None:

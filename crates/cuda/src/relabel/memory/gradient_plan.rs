@@ -52,7 +52,8 @@ pub(in crate::relabel) struct Product {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct Source {
-    /// Which numbers are added: [`PARTS`], [`TILES`] or [`EPISODES`]; 0 for a constant parameter.
+    /// Which numbers are added: [`PARTS`], [`TILES`] or [`EPISODES`]; 0 for a parameter that is not trained, such as
+    /// the mean of the features.
     kind: u32,
     first: u32,
     stride: u32,
@@ -126,6 +127,7 @@ impl GradientPlan {
                 *source = Source { kind: TILES, first, stride: fields.partial_len as u32, count: 0 };
             }
         };
+        // Those of the edge network are first.
         tiles(fields.edges, NetworkPlan::edges_len(&plan.config), 0);
         // Scale and shift of the norms before attention and before mixing.
         for layer in 0..plan.config.layers as i32 {
@@ -172,6 +174,7 @@ impl GradientPlan {
     fn add_input_layer(plan: &NetworkPlan, r: &DeviceRelabel, add: &mut AddProduct<'_>) {
         let width = plan.config.width;
         let start_bias = Some("start.features.bias");
+        // The first matrix of `d_states` is the gradient of the outputs of the input layer.
         add("start.features", start_bias, (r.state_features, STATE_FEATURES), r.d_start, Rows::States);
         add("start.out", Some("start.out.bias"), (r.start_activated, width), r.d_states, Rows::States);
         let Some(view) = &plan.config.item_view else { return };

@@ -75,7 +75,8 @@ impl Parameters {
 
 /// The position of element (row k, column n) of a weight with `inputs` rows among its packed numbers (`multiply` in
 /// `kernels/relabel.cuh`). A group of 16 rows and 8 columns has 128 adjacent numbers: four for each of the 32 lanes of
-/// a warp, which are what the lane needs for two matrix instructions `mma_tf32`.
+/// a warp, which are what the lane needs for two matrix instructions `mma_tf32` of 8 rows each. Rows 2 q and 2 q + 1
+/// take the places q and q + 4 of an instruction; `multiply` reads the columns of the other operand in the same order.
 fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
     let lane = n % 8 * 4 + k % 8 / 2;
     (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
@@ -222,7 +223,8 @@ impl NetworkPlan {
         let (view_width, view_dim) = view.map_or((0, 0), |view| (view.width, view.dim));
         let dropout = view.map_or(0.0, |view| view.dropout);
         let head_width = config.width / config.heads;
-        // Matrix instructions take 16 inputs, those of attention 8.
+        // Whether a size is not a multiple of what products take at once: 16 inputs, in attention 8. Kernels then clear
+        // the shared memory first, because the columns that fill up the last group must be finite.
         let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
             || !head_width.is_multiple_of(8);
         DeviceRelabel {
@@ -233,6 +235,7 @@ impl NetworkPlan {
             edge_hidden: config.edge_hidden as i32,
             view_width: view_width as i32,
             view_dim: view_dim as i32,
+            // Of rows in global memory, so without padding against bank conflicts.
             view_pitch: view_dim.next_multiple_of(16) as i32,
             view_target: view_target(config),
             centred: i32::from(config.centred),
@@ -248,8 +251,8 @@ impl NetworkPlan {
         }
     }
 
-    /// Offsets of the parameters, and of the partial sums of a tile: the edge network, then scale and shift of every
-    /// norm.
+    /// Offsets of the parameters, and of the partial gradients of a tile: what its items add to the gradient of the
+    /// edge network, then to those of scale and shift of every norm.
     fn add_offsets(fields: &mut DeviceRelabel, parameters: &Parameters, config: &Config) {
         let start = parameters.start("layer0.attention.norm.scale");
         let in_layer = |name: &str| parameters.start(&format!("layer0.{name}")) - start;
@@ -300,7 +303,7 @@ impl NetworkPlan {
     pub(super) fn shared_layout(&self, sizes: &StepSizes) -> SharedLayout {
         let Config { width, hidden, heads, .. } = self.config;
         let view_width = self.fields.view_width as usize;
-        let [rows, items, classes] = [sizes.tile_states, sizes.tile_items, sizes.largest_classes]
+        let [rows, item_rows, class_rows] = [sizes.tile_states, sizes.tile_items, sizes.largest_classes]
             .map(|count| count.next_multiple_of(16));
         let mut end = 0;
         // Appends a part of this length and returns its start.
@@ -312,8 +315,8 @@ impl NetworkPlan {
         let [states, normed, values] = [(); 3].map(|()| add(rows * pitch_of(width)));
         let of_hidden = add(rows * pitch_of(hidden.max(width)));
         let (wide, narrow) = ((2 * width).max(hidden).max(view_width), width.max(view_width));
-        let items = [wide, wide, narrow].map(|width| add(items * pitch_of(width)));
-        let (classes, of_classes) = (add(classes * pitch_of(width)), add(classes * pitch_of(hidden)));
+        let items = [wide, wide, narrow].map(|width| add(item_rows * pitch_of(width)));
+        let (classes, of_classes) = (add(class_rows * pitch_of(width)), add(class_rows * pitch_of(hidden)));
         // Attention weights and their gradients, or the input features of the states, which are needed at other times.
         let attention = 2 * heads * sizes.tile_pairs;
         let features = rows * pitch_of(STATE_FEATURES);
@@ -329,9 +332,10 @@ impl NetworkPlan {
     /// # Errors
     /// [`TooLarge`](crate::Error::TooLarge) if they do not suffice for the last.
     pub fn tile_states(&self, limit: usize) -> Result<usize> {
-        // The shared memory of a tile of two classes in an episode of up to 24 items, whose rows of attention weights
-        // have at most 32 floats: `states / 2` items times 32 floats per head. A step whose episodes need more is
-        // refused when its memory is allocated.
+        // The shared memory for episodes of two classes and up to 24 items. A tile has all states of its items, so with
+        // two classes it has `states / 2` items. Each has a row of attention weights per head, for which 32 floats are
+        // reserved: `weight_pitch_of(24)` in `kernels/relabel.cuh` is 28. A step whose episodes need more is refused
+        // when its memory is allocated.
         let bytes = |states: usize| {
             let (tile_states, tile_items, largest_classes, tile_pairs) = (states, states / 2, 2, 16 * states);
             let sizes =

@@ -51,7 +51,7 @@ pub struct JointTrainee {
     configuration: JointConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
     gpu: Option<Gpu>,
-    /// A warning for the user, such as that the images do not fit into the memory of the GPU.
+    /// A warning for the user: the images do not fit into the memory of the GPU, so they are copied in every step.
     warning: Option<String>,
 }
 
@@ -151,6 +151,7 @@ impl JointTrainee {
             (&*head, &head_parameters),
             most_image_bytes,
         )?;
+        // Without a warning, the images are on the GPU, which then also augments and normalises them.
         batches.on_gpu = warning.is_none();
         let loader = super::gpu_loader(batches, session.steps_at_once());
         let (backbone_len, gpu) = (backbone_parameters.len(), Some(device.clone()));
@@ -191,6 +192,7 @@ impl Trainee for JointTrainee {
         terms
     }
 
+    // The methods that all trainees on images share: `step`, `steps`, `rate`, `state`, `restore`, `device`, `warnings`.
     session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
