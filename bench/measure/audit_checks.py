@@ -8,13 +8,14 @@ docs/results/audit-grid.md contains:
 
   stability      collections with 20 % wrong labels of four types are audited again with their rows in random order, without
                  one random item, and with relative noise of 1e-4 on the rows. The table shows how much P(wrong) changes:
-                 the maximum for the random order, and the 99th percentile for the other two
+                 the maximum for the random order, and the 99th percentile for the other two. With --logistic, a further
+                 column has the change without one item of 1 - P(given label) by a logistic regression (out of fold)
   other domain   (only with --foreign) 10 % of the items are replaced by items of that file. The table shows the share of
                  these that get the verdict "outlier" ("none of these"), the share that get any verdict of a wrong label
                  ("called wrong"), and the share of the other items that are called wrong
   clean          no label is wrong. The table shows the shares of items that are called wrong and that are called unsure
 
-Needs numpy.
+Needs numpy; with --logistic, scikit-learn and cleanlab.
 """
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ import benchlib  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 import audit_evidence  # noqa: E402
 from audit_evidence import Bank, Drawn  # noqa: E402
-from audit_grid import audited, numbers  # noqa: E402
+from audit_grid import audited, numbers, peers  # noqa: E402
 
 # Classes per collection.
 CLASSES = 5
@@ -44,29 +45,42 @@ def p_wrong(program: Path, drawn: Drawn):
     return np.array([item["p_wrong"] for item in audited(program, drawn)])
 
 
+def p_wrong_logistic(drawn: Drawn):
+    """1 minus the probability of the given label by a cross-validated logistic regression, `[items]`."""
+    import numpy as np
+
+    # `peers` returns the negative logarithm of the probability.
+    return 1 - np.exp(-peers(drawn)["logistic"])
+
+
 def chosen_rows(drawn: Drawn, rows) -> Drawn:
     """The collection with only these rows, in this order."""
     return replace(drawn, rows=drawn.rows[rows], given=drawn.given[rows], truth=drawn.truth[rows])
 
 
 def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
-    """Absolute changes of P(wrong): the largest after reordering, and the 99th percentiles after removing one item and after
-    adding noise."""
+    """Absolute changes of P(wrong): the largest after reordering, and the 99th percentiles after removing one item, after
+    adding noise and, with --logistic, after removing one item for a logistic regression."""
     import numpy as np
 
-    order_changes, removal_changes, noise_changes = [], [], []
+    order_changes, removal_changes, noise_changes, logistic_changes = [], [], [], []
     for number, noise in enumerate(("symmetric", "paired", "dependent", "outlier")):
         rng = np.random.default_rng([arguments.seed, number])
         drawn = audit_evidence.draw(rng, bank, CLASSES, items, noise, 0.2)
         original = p_wrong(arguments.trueshot, drawn)
+        original_logistic = p_wrong_logistic(drawn) if arguments.logistic else None
         order = rng.permutation(len(original))
         order_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, order)) - original[order]))
         for removed in rng.choice(len(original), arguments.removals, replace=False):
             others = np.delete(np.arange(len(original)), removed)
-            removal_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, others)) - original[others]))
+            remaining = chosen_rows(drawn, others)
+            removal_changes.append(np.abs(p_wrong(arguments.trueshot, remaining) - original[others]))
+            if arguments.logistic:
+                logistic_changes.append(np.abs(p_wrong_logistic(remaining) - original_logistic[others]))
         noisy = drawn.rows * (1 + 1e-4 * rng.normal(size=drawn.rows.shape)).astype(np.float32)
         noise_changes.append(np.abs(p_wrong(arguments.trueshot, replace(drawn, rows=noisy)) - original))
-    percentiles = [float(np.quantile(np.concatenate(changes), 0.99)) for changes in (removal_changes, noise_changes)]
+    columns = [removal_changes, noise_changes, *([logistic_changes] if arguments.logistic else [])]
+    percentiles = [float(np.quantile(np.concatenate(changes), 0.99)) for changes in columns]
     return [float(np.concatenate(order_changes).max()), *percentiles]
 
 
@@ -109,12 +123,13 @@ def main() -> None:
                         help="collections per row of the tables of other domains and of clean labels [default: %(default)s]")
     parser.add_argument("--removals", type=benchlib.positive, default=5, metavar="N",
                         help="items removed from each collection, one at a time [default: %(default)s]")
+    parser.add_argument("--logistic", action="store_true", help="also measure the stability of a logistic regression")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed [default: %(default)s]")
     benchlib.add_trueshot(parser)
     parser.add_argument("--out", type=Path, metavar="FILE",
                         help="write the tables to FILE; without this option, they are only printed")
     arguments = parser.parse_args()
-    benchlib.require("numpy")
+    benchlib.require("numpy", *["sklearn", "cleanlab"] * arguments.logistic)
     banks = [Bank.of(path.stem, *benchlib.read_embeddings(path)[:2]) for path in arguments.banks]
     cases = [(bank.with_items(items), items) for bank in banks for items in arguments.items]
     cases = [(bank, items) for bank, items in cases if len(bank.classes) >= CLASSES]
@@ -142,7 +157,8 @@ def main() -> None:
             benchlib.progress(" ".join(lines[-1]))
         return lines
 
-    head = ["data", "items", "another order, largest", "one item less", "noise of 1e-4"]
+    head = ["data", "items", "another order, largest", "one item less", "noise of 1e-4",
+            *["one item less, logistic regression"] * arguments.logistic]  # fmt: skip
     tables = [benchlib.table(head, rows(lambda *case: stability(arguments, *case), lambda change: f"{change:.4f}"))]
     if foreign:
         head = ["data", "items", "none of these", "called wrong", "others called wrong"]
